@@ -1,0 +1,134 @@
+"""What memstream tells about its work: plain data, standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "timeout", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """Why a memory was found: scores, and its rank (from 1) in each list; None where a list does not hold it."""
+
+    score: float
+    dense: float | None = None
+    lexical: float | None = None
+    dense_rank: int | None = None
+    lexical_rank: int | None = None
+    terms: tuple[str, ...] = ()
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled:
+    """One memory that was found.
+
+    Attributes:
+        id: what ``forget`` takes, such as ``turn:17`` or ``fact:3``.
+        role: who said it: ``user``, ``assistant``, ``fact`` or ``document``.
+        text: the raw text, never a summary.
+        time: when it was said (timezone aware, UTC).
+        conversation: name of the conversation it was said in; None for facts and documents.
+        why: scores and ranks.
+    """
+
+    id: str
+    role: str
+    text: str
+    time: datetime
+    conversation: str | None
+    why: Why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evicted:
+    """One exchange that left the window.
+
+    Attributes:
+        turns: ids of its turns, such as ``turn:17``.
+        n_tokens: how many tokens it freed.
+        text: its beginning, for people.
+        whole: False where only the older part of an exchange too long for the window left.
+    """
+
+    turns: tuple[str, ...]
+    n_tokens: int
+    text: str
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of one turn: computed prompt, reply, recalled text, and what the window holds afterwards."""
+
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    memory_tokens: int = 0
+    window_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Milliseconds per stage of one turn; ``first_token_ms`` counts from the call."""
+
+    store_ms: float = 0.0
+    recall_ms: float = 0.0
+    memory_ms: float = 0.0
+    prefill_ms: float = 0.0
+    first_token_ms: float = 0.0
+    decode_ms: float = 0.0
+    total_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The answer to one turn, and the report of how it came about; ``str(reply)`` is its text."""
+
+    text: str
+    finish_reason: FinishReason
+    recalled: tuple[Recalled, ...] = ()
+    evicted: tuple[Evicted, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    cache_bytes: int = 0
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetReceipt:
+    """What one ``forget`` removed, and the proof that it is gone.
+
+    Attributes:
+        id: the memory that was forgotten.
+        removed: number of rows removed, by table.
+        snapshots: number of snapshots deleted.
+        caches: number of open caches rebuilt without it.
+        echoes: ids of other turns that quote it; they stay until they are forgotten too.
+        verified: True when searching again for the text did not find it.
+    """
+
+    id: str
+    removed: dict[str, int]
+    snapshots: int
+    caches: int
+    echoes: tuple[str, ...]
+    verified: bool
+
+
+def as_json(report: Any) -> Any:
+    """Turns a report (nested dataclasses, tuples, times) into what ``json.dumps`` takes."""
+    if dataclasses.is_dataclass(report) and not isinstance(report, type):
+        return {f.name: as_json(getattr(report, f.name)) for f in dataclasses.fields(report)}
+    if isinstance(report, datetime):
+        return report.isoformat()
+    if isinstance(report, (list, tuple)):
+        return [as_json(item) for item in report]
+    if isinstance(report, dict):
+        return {key: as_json(value) for key, value in report.items()}
+    return report
