@@ -1,0 +1,238 @@
+"""Loads a model and its tokenizer by name: an alias, a GGUF file, a local folder, or a hub id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from memstream.errors import ConfigError, ModelError, ModelNotFoundError, UnsupportedModelError
+from memstream.models import hub
+from memstream.models.catalog import CATALOG, suggestion
+from memstream.models.checksum import sha256_of
+from memstream.models.convert import ensure_converted
+from memstream.models.wheels import GgufSource, find_gguf
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to compute, in evaluation mode.
+
+    Attributes:
+        model: the causal language model of transformers.
+        tokenizer: its tokenizer.
+        name: the name it was asked for by.
+        fingerprint: 64 hex digits; equal exactly for the same weights, dtype, configuration and tokenizer.
+        source: where it was read from: a folder, or ``hub:ID@REVISION``.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+    fingerprint: str
+    source: str
+
+
+def load_model(
+    name: str,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Loads a causal language model with its tokenizer; converts a GGUF file on first use.
+
+    Args:
+        name: an alias such as ``smollm2-135m``, a ``.gguf`` file, a folder, or a hub id such as ``Qwen/Qwen3-0.6B``.
+        device: ``"auto"`` takes CUDA where there is a device, else the CPU.
+        dtype: of the weights; None: float32 on the CPU, elsewhere what the checkpoint is stored in.
+        revision: branch, tag or commit of a hub id.
+        trust_remote_code: lets a checkpoint run its own Python code.
+
+    Raises:
+        ModelNotFoundError: no such model, not reachable within seconds, or its files are damaged.
+        UnsupportedModelError: transformers knows no causal language model of its type.
+        ConfigError: device or dtype is not one.
+        ModelError: the code of the checkpoint is not trusted, or a conversion cannot be written.
+    """
+    place = _device(device)
+    wanted = _dtype(dtype, place)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    folder = _local_folder(name)
+    if folder is not None:
+        model, tokenizer = _read(str(folder), wanted, options, name)
+        source = str(folder)
+    else:
+        model, tokenizer = _read_hub(name, wanted, {**options, "revision": revision or "main"})
+        source = f"hub:{name}@{getattr(model.config, '_commit_hash', None) or revision or 'main'}"
+    model.requires_grad_(False).eval().to(place)
+    return LoadedModel(
+        model=model, tokenizer=tokenizer, name=name, fingerprint=fingerprint_of(model, tokenizer), source=source
+    )
+
+
+def _local_folder(name: str) -> Path | None:
+    """Returns the folder to read for an alias, a GGUF file or a folder; None when ``name`` can only be a hub id."""
+    path = Path(name).expanduser()
+    if name.lower() in CATALOG:
+        model = CATALOG[name.lower()]
+        if model.kind != "chat":
+            raise ModelNotFoundError(f"{name!r} is an embedder, not a chat model{suggestion(name)}")
+        return ensure_converted(find_gguf(model))
+    if name.lower().endswith(".gguf"):
+        return ensure_converted(_gguf_file(path))
+    if path.is_dir():
+        _check_folder(path)
+        return path
+    if path.is_file():
+        raise ModelNotFoundError(f"{name} is a file, but not a .gguf file; give a .gguf file or a model's folder")
+    hub.check_id(name)
+    return None
+
+
+def _read_hub(name: str, dtype: torch.dtype | str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Reads a hub id from the local cache, else over the network when the hub answers."""
+    if hub.is_cached(name, options["revision"]):
+        try:
+            return _read(name, dtype, options, name)
+        except ModelNotFoundError as error:
+            _log.info("the cached copy of %s is not complete (%s)", name, error)
+    hub.require_network(name)
+    return _read(name, dtype, {**options, "local_files_only": False}, name)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ConfigError(
+            f"device is {str(device)!r}, which cannot be used here: {str(error).splitlines()[0]}"
+        ) from error
+    return place
+
+
+def _dtype(dtype: str | torch.dtype | None, place: torch.device) -> torch.dtype | str:
+    if dtype is None:
+        return torch.float32 if place.type == "cpu" else "auto"
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ConfigError(f"dtype is {dtype!r}; allowed: 'float32', 'bfloat16', 'float16'")
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _gguf_file(path: Path) -> GgufSource:
+    if not path.is_file():
+        raise ModelNotFoundError(f"there is no file {path}")
+    path = path.resolve()
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelNotFoundError(
+                f"{path} is not a GGUF file (its first four bytes are not GGUF); download it again"
+            )
+    return GgufSource(name=path.stem, parts=(path,), sha256=sha256_of(path), n_bytes=path.stat().st_size)
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        inside = sorted(p.name for p in folder.glob("*.gguf"))
+        hint = f"; it holds {inside[0]}, give that file instead" if inside else "; is it a model's folder?"
+        raise ModelNotFoundError(f"the folder {folder} has no config.json{hint}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps transformers from drawing progress bars and from warning on stderr; puts its settings back."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _read(origin: str, dtype: torch.dtype | str, options: dict[str, Any], name: str) -> tuple[Any, Any]:
+    """Reads configuration, weights and tokenizer, and turns what goes wrong into our errors."""
+    with _quiet():
+        try:
+            config = AutoConfig.from_pretrained(origin, **options)
+        except (OSError, ValueError, KeyError) as error:
+            raise _explain(error, name, "its configuration") from error
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                origin, config=config, dtype=dtype, output_loading_info=True, **options
+            )
+        except SafetensorError as error:
+            raise ModelNotFoundError(
+                f"the weights of {name!r} are damaged or half downloaded ({error}); download them again"
+            ) from error
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise _explain(error, name, f"a model of type {config.model_type!r}") from error
+        missing = sorted(info["missing_keys"])
+        if missing:
+            raise ModelNotFoundError(
+                f"the weights of {name!r} lack {len(missing)} tensors, such as {missing[0]}; download them again"
+            )
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(origin, **options)
+        except (OSError, ValueError, KeyError) as error:
+            raise _explain(error, name, "its tokenizer") from error
+    return model, tokenizer
+
+
+def _explain(error: Exception, name: str, what: str) -> ModelError:
+    """Turns an error of transformers into one of ours with one clear sentence."""
+    text = " ".join(str(error).split())
+    short = text if len(text) <= 200 else text[:197] + "..."
+    if isinstance(error, OSError):
+        return ModelNotFoundError(f"cannot read {what} of {name!r}: {short}")
+    if "trust_remote_code" in text:
+        return ModelError(
+            f"{name!r} brings Python code of its own; read it, then pass trust_remote_code=True to run it"
+        )
+    if "Unrecognized configuration class" in text:
+        return UnsupportedModelError(f"{name!r} is {what}, which is not a causal language model in transformers")
+    if "model type" in text or "Unrecognized model" in text or "model_type" in text:
+        return UnsupportedModelError(f"transformers does not know the model type of {name!r}: {short}")
+    return ModelNotFoundError(f"cannot read {what} of {name!r}: {short}")
+
+
+def fingerprint_of(model: Any, tokenizer: Any) -> str:
+    """Returns 64 hex digits that identify what a model computes and how its text becomes tokens.
+
+    Of each parameter it takes name, shape, dtype and three samples of its bytes (begin, middle, end), so that a model of
+    any size takes well under a second; any training step or other quantisation changes some of them.
+    """
+    digest = hashlib.sha256()
+    config = {k: v for k, v in model.config.to_dict().items() if k not in ("transformers_version", "_name_or_path")}
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, parameter in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        flat = parameter.detach().reshape(-1)
+        size = flat.numel()
+        for start in {0, max(0, size // 2 - 128), max(0, size - 256)}:
+            digest.update(flat[start : start + 256].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    digest.update(text.encode())
+    digest.update(str(getattr(tokenizer, "chat_template", "")).encode())
+    return digest.hexdigest()
