@@ -1,4 +1,4 @@
-"""Where models come from: names, wheels, GGUF files, local folders, the hub. Loads them; judges nothing about streaming.
+"""Where models come from: names, wheels, GGUF files, folders, the hub. Loads them; judges nothing about streaming.
 
 Importing this package pulls in neither torch nor transformers; ``load_model`` does when it is first looked up.
 """

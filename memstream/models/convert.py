@@ -1,8 +1,8 @@
 """Converted models: each GGUF file becomes a folder of safetensors once, whole or not at all.
 
-A conversion is written to a temporary folder beside its place, flushed to disk, and renamed into place, under a lock that
-holds between processes. ``manifest.json`` lists every file with size, time and SHA-256. Each load compares sizes and times
-(microseconds); only where they differ are the bytes read. A folder that fails is built again.
+A conversion is written to a temporary folder beside its place, flushed to disk, and renamed into place, under a lock
+that holds between processes. ``manifest.json`` lists every file with size, time and SHA-256. Each load compares sizes
+and times, which takes microseconds; only where they differ are the bytes read. A folder that fails is built again.
 """
 
 from __future__ import annotations

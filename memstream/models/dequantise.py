@@ -1,9 +1,9 @@
 """Turns one GGUF file into a folder ``transformers`` loads: runs as a process of its own.
 
 ``python -m memstream.models.dequantise FILE FOLDER`` writes ``model.safetensors`` in float32, ``config.json``,
-``generation_config.json`` and the tokenizer's files. It is a separate process because reading a GGUF file takes several
-times the model's memory, draws progress bars, and sets process-wide state of ``transformers``. Its last line on stdout is
-JSON: ``{"ok": true}`` or ``{"error": kind, "message": text}``.
+``generation_config.json`` and the tokenizer's files. It is a separate process because reading a GGUF file takes
+several times the model's memory, draws progress bars, and sets process-wide state of ``transformers``. Its last line
+on stdout is JSON: ``{"ok": true}`` or ``{"error": kind, "message": text}``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# How llama.cpp splits text before merging, by ``tokenizer.ggml.pre``, where it is not what transformers does.
-# "digits": every digit stands alone, then the split of GPT-2. transformers 5.24 does not know these names and takes GPT-2's
-# split, which puts the last of several spaces before a number to the number ("  1" becomes two tokens in place of one).
+# How a vocabulary's merges were learned, by ``tokenizer.ggml.pre``, where transformers 5.24 does not know the name and
+# takes GPT-2's split. In the first set every digit stands alone before that split; without it, two spaces before a
+# number become two tokens in place of one, which logs are full of.
 _DIGITS_THEN_GPT2 = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
 _PLAIN_GPT2 = frozenset({"gpt-2", "gpt2", "olmo", "mpt"})
 

@@ -1,7 +1,7 @@
 """Decides within seconds whether a hub id can be read: from the local cache, or over the network.
 
-``huggingface_hub`` retries a host it cannot reach for more than 20 s, and a name lookup alone may hang that long: so one
-request of our own goes first, in a thread, and is given up after a few seconds.
+``huggingface_hub`` retries a host it cannot reach for more than 20 s, and a name lookup alone may hang that long: so
+one request of our own goes first, in a thread, and is given up after a few seconds.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def require_network(name: str) -> None:
     """Returns when the hub answers.
 
     Raises:
-        ModelNotFoundError: it does not answer within ``REACH_TIMEOUT_S``, or ``HF_HUB_OFFLINE`` is set; the message says
-            what would work.
+        ModelNotFoundError: it does not answer within ``REACH_TIMEOUT_S``, or ``HF_HUB_OFFLINE`` is set; the message
+            says what would work.
     """
     remedy = (
         f"the built-in {DEFAULT_MODEL!r} works without a network, as do local folders and .gguf files{suggestion(name)}"

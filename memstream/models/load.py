@@ -34,7 +34,7 @@ class LoadedModel:
         model: the causal language model of transformers.
         tokenizer: its tokenizer.
         name: the name it was asked for by.
-        fingerprint: 64 hex digits; equal exactly for the same weights, dtype, configuration and tokenizer.
+        fingerprint: 64 hex digits over samples of the weights, their dtype, the configuration and the tokenizer.
         source: where it was read from: a folder, or ``hub:ID@REVISION``.
     """
 
@@ -219,8 +219,8 @@ def _explain(error: Exception, name: str, what: str) -> ModelError:
 def fingerprint_of(model: Any, tokenizer: Any) -> str:
     """Returns 64 hex digits that identify what a model computes and how its text becomes tokens.
 
-    Of each parameter it takes name, shape, dtype and three samples of its bytes (begin, middle, end), so that a model of
-    any size takes well under a second; any training step or other quantisation changes some of them.
+    Of each parameter it takes name, shape, dtype and three samples of its bytes (begin, middle, end), so that a model
+    of any size takes well under a second; a training step or another quantisation changes some of them.
     """
     digest = hashlib.sha256()
     config = {k: v for k, v in model.config.to_dict().items() if k not in ("transformers_version", "_name_or_path")}
