@@ -47,5 +47,3 @@ def rebase(
     for slot, length in arcs:
         run = keys[row, :, slot : slot + length]
         run.copy_(rotate(run, cos, sin, interleaved=interleaved))
-
-

@@ -1,5 +1,7 @@
 """Torch reference of ``segment_attention``; also the CPU path."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import torch
@@ -46,15 +48,18 @@ def segment_attention(
     kv_heads = keys.shape[0]
     rows = heads // kv_heads * n  # grouped heads share their keys: they become rows of one product
     queries: dict[int, Tensor] = {}
-    scores = []
+    scores, seen = [], []
     for slot, length, first, shift in parts:
+        nearest, farthest = position + shift - (first + length - 1), position + n - 1 + shift - first
+        if width is not None and nearest >= width:
+            continue
+        seen.append((slot, length))
         if shift not in queries:
             q = query if shift == 0 else turned(query, shift)
-            queries[shift] = (q.float() * scaling).view(kv_heads, rows, dim)
+            queries[shift] = (q.float() * scaling).reshape(kv_heads, rows, dim)
         score = queries[shift] @ keys[:, slot : slot + length].float().transpose(1, 2)
         if softcap is not None:
             score = torch.tanh(score / softcap) * softcap
-        nearest, farthest = position + shift - (first + length - 1), position + n - 1 + shift - first
         if nearest < 0 or (width is not None and farthest >= width):
             at = torch.arange(n, device=query.device)[:, None] + (position + shift - first)
             distance = at - torch.arange(length, device=query.device)
@@ -67,7 +72,7 @@ def segment_attention(
     weights = torch.softmax(torch.cat(scores, dim=-1) if len(scores) > 1 else scores[0], dim=-1)
     out = torch.zeros(kv_heads, rows, dim, dtype=torch.float32, device=query.device)
     done = 0
-    for slot, length, _, _ in parts:
+    for slot, length in seen:
         out.baddbmm_(weights[..., done : done + length], values[:, slot : slot + length].float())
         done += length
     return out.view(heads, n, dim).to(query.dtype)

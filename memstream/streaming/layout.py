@@ -188,6 +188,14 @@ class Layout:
         self.open.n_tokens += n
         return Piece(n, self.position(first), tuple(self._arcs(first, self.end)), self._parts())
 
+    def retract(self, n: int) -> None:
+        """Takes back the last ``n`` appended tokens, whose computation failed."""
+        if self.open is None or self.open.n_tokens < n:
+            self.sinks -= n
+        else:
+            self.end -= n
+            self.open.n_tokens -= n
+
     def memory_piece(self, done: int, n: int) -> Piece:
         """Tells where ``n`` tokens of recalled text go, after ``done`` of them, with only the sinks in front."""
         assert 0 < n <= self.memory_room - done
@@ -207,7 +215,11 @@ class Layout:
             return 0, ()
         back = self.start - self.base
         self.base = self.start
-        return back, tuple(self._arcs(self.start, self.end))
+        return back, self.window_arcs()
+
+    def window_arcs(self) -> tuple[Arc, ...]:
+        """Slots of the whole window, oldest token first."""
+        return tuple(self._arcs(self.start, self.end))
 
     def _arcs(self, first: int, end: int) -> list[Arc]:
         """Slots of the window tokens with stream index ``first .. end-1``: one run, or two around the ring's end."""

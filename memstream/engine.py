@@ -1,0 +1,189 @@
+"""Rows of one model: admit a conversation, feed it tokens, step several at once, leave."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from memstream.config import CacheConfig
+from memstream.errors import CapacityError
+from memstream.kernels.token_nll import token_nll
+from memstream.streaming.layout import Layout, Piece
+from memstream.streaming.model import StreamingModel
+from memstream.streaming.row import Row
+
+
+class Engine:
+    """One model and its fixed cache of R rows, one conversation each.
+
+    Rows are ragged: each has its own lengths, starts and shifts. Safe to use from several threads as long as each row
+    is used by one at a time; forwards take turns.
+
+    Args:
+        model: the model.
+        cache: size and shape of each row.
+        rows: how many conversations are resident at once.
+
+    Raises:
+        ConfigError: the cache is larger than the model allows.
+    """
+
+    def __init__(self, model: StreamingModel, cache: CacheConfig, *, rows: int = 1) -> None:
+        self.model = model
+        self.config = cache
+        self.limit = model.position_limit(cache)
+        self.cache = model.new_cache(cache, rows=rows)
+        self._free = list(range(rows))
+        self._lock = threading.RLock()
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the whole cache; never changes."""
+        return self.cache.bytes
+
+    def admit(self, *, pinned_tokens: int = 0) -> Row:
+        """Gives a conversation a row; its first tokens become the sinks.
+
+        Args:
+            pinned_tokens: length of the system turn, pinned whole; the sinks are at least ``sink_tokens`` long.
+
+        Raises:
+            CapacityError: no row is free, or the system turn is too long to be pinned.
+        """
+        config = self.config
+        sinks = max(config.sink_tokens, pinned_tokens)
+        most = min(config.max_pinned, config.total - config.memory_tokens - config.evict_tokens)
+        if sinks > max(most, config.sink_tokens):
+            raise CapacityError(
+                f"the system turn takes {pinned_tokens} tokens, but at most {most} can be pinned in a cache of "
+                f"{config.total}; shorten it, or raise max_pinned_tokens or cache_tokens"
+            )
+        with self._lock:
+            if not self._free:
+                raise CapacityError("all rows are taken; another conversation has to leave first")
+            index = self._free.pop(0)
+        layout = Layout(
+            cache_tokens=config.total,
+            sink_tokens=sinks,
+            memory_tokens=config.memory_tokens,
+            evict_tokens=config.evict_tokens,
+            memory_position=config.memory_position,
+        )
+        return Row(index, layout)
+
+    def leave(self, row: Row) -> None:
+        """Frees the row for another conversation."""
+        with self._lock:
+            assert row.index not in self._free
+            self._free.append(row.index)
+
+    def step(self, rows: Sequence[Row], tokens: Sequence[int]) -> None:
+        """Feeds one token to each of several rows in one forward, and renews their ``logits``."""
+        with self._lock:
+            for row in rows:
+                row.make_room()
+            hidden = self._forward(rows, [[token] for token in tokens])
+            logits = self.model.head(hidden[:, -1]).float()
+        for row, last in zip(rows, logits, strict=True):
+            row.logits = last
+
+    def feed(self, row: Row, tokens: Sequence[int], *, cancelled: Callable[[], bool] | None = None) -> int:
+        """Prefills tokens piece by piece, evicting where needed, and renews the row's ``logits``.
+
+        Args:
+            row: the row; a group must be open for tokens that go into the window.
+            tokens: ids.
+            cancelled: asked between pieces; True stops there.
+
+        Returns:
+            How many tokens were computed.
+        """
+        done = 0
+        for piece, hidden in self._pieces(row, tokens):
+            done += len(piece)
+            if done == len(tokens) or (cancelled and cancelled()):
+                row.logits = self.model.head(hidden[-1]).float()
+                break
+        return done
+
+    def score(self, row: Row, tokens: Sequence[int]) -> Tensor:
+        """Feeds tokens and returns the log-probability that the stream gave each of them.
+
+        Returns:
+            [n] float32 on the model's device; NaN for the very first token of a stream.
+        """
+        scores: list[Tensor] = []
+        for piece, hidden in self._pieces(row, tokens):
+            ids = torch.tensor(piece, device=hidden.device)
+            if row.logits is None:
+                scores.append(torch.full((1,), torch.nan, device=hidden.device))
+            else:
+                scores.append(torch.log_softmax(row.logits, dim=-1)[ids[:1]])
+            scores.append(-token_nll(hidden[:-1], ids[1:], self.model.head))
+            row.logits = self.model.head(hidden[-1]).float()
+        return torch.cat(scores) if scores else torch.empty(0)
+
+    def set_memory(self, row: Row, tokens: Sequence[int]) -> int:
+        """Replaces the memory segment by recalled text, prefilled with only the sinks in front of it.
+
+        Nothing else is recomputed. When it fails, the segment is left empty.
+
+        Returns:
+            How many tokens were computed: 0 where the segment already holds these tokens.
+
+        Raises:
+            CapacityError: more tokens than the segment has room for.
+        """
+        layout = row.layout
+        if list(tokens) == row.memory_ids:
+            return 0
+        if len(tokens) > layout.memory_room:
+            raise CapacityError(
+                f"recalled text takes {len(tokens)} tokens, but the memory segment holds {layout.memory_room}"
+            )
+        layout.memory, row.memory_ids = 0, []
+        done = 0
+        while done < len(tokens):
+            n = min(self.config.chunk_tokens, len(tokens) - done)
+            with self._lock:
+                self._compute([row], [layout.memory_piece(done, n)], [tokens[done : done + n]])
+            done += n
+        layout.memory, row.memory_ids = len(tokens), list(tokens)
+        return done
+
+    def _pieces(self, row: Row, tokens: Sequence[int]) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Computes tokens piece by piece; yields each piece's ids and hidden states [n, E]."""
+        done = 0
+        while done < len(tokens):
+            with self._lock:
+                row.make_room()
+                n = min(row.layout.room(), self.config.chunk_tokens, len(tokens) - done)
+                piece = tokens[done : done + n]
+                hidden = self._forward([row], [piece])[0]
+            yield piece, hidden
+            done += n
+
+    def _forward(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Appends a piece of equal length to each row, which has room for it, and computes it. Returns [B, n, E]."""
+        pieces = []
+        for row, ids in zip(rows, tokens, strict=True):
+            back, arcs = row.layout.rebase(self.limit, len(ids))
+            if back:
+                self.model.rebase(self.cache, row.index, arcs, back)
+            pieces.append(row.layout.append(len(ids)))
+        try:
+            hidden = self._compute(rows, pieces, tokens)
+        except BaseException:
+            for row, piece in zip(rows, pieces, strict=True):
+                row.layout.retract(piece.n)
+            raise
+        for row, piece, ids in zip(rows, pieces, tokens, strict=True):
+            row.note(ids, piece.position)
+        return hidden
+
+    def _compute(self, rows: Sequence[Row], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
+        ids = torch.tensor([list(t) for t in tokens], device=self.model.device)
+        return self.model.forward(self.cache, [row.index for row in rows], pieces, ids)
