@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from memstream.errors import ConfigError
+from memstream.errors import ConfigError, KernelUnavailableError
 
 MemoryPosition = Literal["before_turn", "after_sinks"]
 
@@ -18,6 +18,21 @@ MemoryPosition = Literal["before_turn", "after_sinks"]
 def memstream_home() -> Path:
     """Folder for converted models and the default store: ``$MEMSTREAM_HOME`` or ``~/.cache/memstream``."""
     return Path(os.environ.get("MEMSTREAM_HOME") or "~/.cache/memstream").expanduser()
+
+
+def kernel_path() -> Literal["torch"]:
+    """Which implementation of the kernels runs, from ``$MEMSTREAM_KERNELS``: ``auto`` (the default) or ``torch``.
+
+    Raises:
+        KernelUnavailableError: ``triton`` was asked for, which this version does not have.
+        ConfigError: another value.
+    """
+    asked = os.environ.get("MEMSTREAM_KERNELS") or "auto"
+    if asked == "triton":
+        raise KernelUnavailableError("MEMSTREAM_KERNELS is 'triton', but this version has torch kernels only; unset it")
+    if asked not in ("auto", "torch"):
+        raise ConfigError(f"MEMSTREAM_KERNELS is {asked!r}; allowed: 'auto', 'torch'")
+    return "torch"
 
 
 def _check(owner: object, field: str, low: float, high: float | None = None) -> None:

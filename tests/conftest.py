@@ -1,0 +1,55 @@
+"""What every test shares: a store of its own, fixed threads and seeds, one real model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before anything imports torch, transformers or tokenizers.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.pop("MEMSTREAM_KERNELS", None)
+
+import pytest
+
+from memstream.config import memstream_home
+from memstream.models import LoadedModel, load_model
+
+REAL_HOME = memstream_home()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Points MEMSTREAM_HOME to a fresh folder, so that no test touches the store of the person running it.
+
+    Converted models are shared with the real home through a link: converting one takes half a minute.
+    """
+    folder = tmp_path_factory.mktemp("home")
+    (REAL_HOME / "models").mkdir(parents=True, exist_ok=True)
+    (folder / "models").symlink_to(REAL_HOME / "models")
+    monkeypatch.setenv("MEMSTREAM_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Fixes the seed before each test."""
+    import torch
+
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Iterator[LoadedModel]:
+    """SmolLM2-135M-Instruct in float32 on the CPU; never change it."""
+    before = os.environ.get("MEMSTREAM_HOME")
+    os.environ["MEMSTREAM_HOME"] = str(REAL_HOME)
+    try:
+        loaded = load_model("smollm2-135m", device="cpu")
+    finally:
+        if before is None:
+            del os.environ["MEMSTREAM_HOME"]
+        else:
+            os.environ["MEMSTREAM_HOME"] = before
+    yield loaded
