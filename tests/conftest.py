@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before anything imports torch, transformers or tokenizers.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -14,7 +14,9 @@ os.environ.pop("MEMSTREAM_KERNELS", None)
 import pytest
 
 from memstream.config import memstream_home
-from memstream.models import LoadedModel, load_model
+
+if TYPE_CHECKING:
+    from memstream.models import LoadedModel
 
 REAL_HOME = memstream_home()
 
@@ -41,15 +43,10 @@ def _seeded() -> None:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Iterator[LoadedModel]:
+def smollm2() -> LoadedModel:
     """SmolLM2-135M-Instruct in float32 on the CPU; never change it."""
-    before = os.environ.get("MEMSTREAM_HOME")
-    os.environ["MEMSTREAM_HOME"] = str(REAL_HOME)
-    try:
-        loaded = load_model("smollm2-135m", device="cpu")
-    finally:
-        if before is None:
-            del os.environ["MEMSTREAM_HOME"]
-        else:
-            os.environ["MEMSTREAM_HOME"] = before
-    yield loaded
+    from memstream.models import load_model
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMSTREAM_HOME", str(REAL_HOME))
+        return load_model("smollm2-135m", device="cpu")

@@ -72,9 +72,11 @@ def check_model(alias: str) -> list[str]:
         ModelNotFoundError: no such alias, or it is not installed.
     """
     model = find_alias(alias)
-    problems = [f"{path} differs from what was installed" for path in damaged_files(model)]
+    remedy = f"run: memstream models pull {model.alias}"
+    problems = [f"{path} differs from what was installed; {remedy}" for path in damaged_files(model)]
     if model.kind == "chat":
         folder = converted_folder(find_gguf(model))
         if folder.is_dir():
-            problems += check_folder(folder, full=True)
+            remedy = f"delete {folder}, the next use converts it again"
+            problems += [f"{problem}; {remedy}" for problem in check_folder(folder, full=True)]
     return problems

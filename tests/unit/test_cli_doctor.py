@@ -1,0 +1,86 @@
+"""``memstream doctor`` tells what is wrong, and exits 1 when something is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from memstream import cli
+from memstream.models import list_models
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, object]]:
+    status = cli.run(["doctor", "--json", *arguments])
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return status, found
+
+
+def test_a_healthy_machine(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    status, found = doctor(capsys)
+    assert (status, found["problems"]) == (0, [])
+    packages = found["packages"]
+    assert isinstance(packages, dict)
+    assert packages["torch"] == torch.__version__
+    assert packages["transformers"] == transformers.__version__
+    assert packages["sqlite"] == sqlite3.sqlite_version
+    assert found["cpu_threads"] == torch.get_num_threads()
+    assert found["kernels"] == "torch"
+    assert found["home"] == str(home)
+    assert found["store"] == {"path": str(home / "memstream.db"), "exists": False, "health": None}
+
+
+def test_people_get_the_same_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor"]) == 0
+    captured = capsys.readouterr()
+    assert "kernels      torch" in captured.out
+    assert "smollm2-135m: installed, checksums good" in captured.out
+    assert captured.err.endswith("no problems found\n")
+
+
+@pytest.mark.parametrize(("value", "said"), [("triton", "torch kernels only"), ("fast", "allowed: 'auto', 'torch'")])
+def test_a_kernel_path_that_is_not_there(
+    value: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTREAM_KERNELS", value)
+    status, found = doctor(capsys)
+    assert status == 1
+    assert found["kernels"] is None
+    assert said in str(found["problems"])
+
+
+def test_a_damaged_conversion(capsys: pytest.CaptureFixture[str], home: Path, smollm2: object) -> None:
+    (status,) = (s for s in list_models() if s.alias == "smollm2-135m")
+    assert status.folder is not None
+    copy = home / "own"
+    shutil.copytree(status.folder, copy / Path(status.folder).name, ignore=shutil.ignore_patterns("model.safetensors"))
+    (home / "models").unlink()
+    copy.rename(home / "models")
+    code, found = doctor(capsys)
+    assert code == 1
+    problems = found["problems"]
+    assert isinstance(problems, list)
+    (problem,) = problems
+    assert "model.safetensors is missing; delete" in problem
+
+
+def test_a_file_that_is_no_store(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    (home / "memstream.db").write_bytes(b"not a database at all" * 100)
+    status, found = doctor(capsys)
+    assert status == 1
+    assert found["store"] == {"path": str(home / "memstream.db"), "exists": True, "health": "damaged"}
+
+
+def test_a_healthy_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from memstream.stores.sql import SqlStore
+
+    SqlStore.open(tmp_path / "own.db").close()
+    status, found = doctor(capsys, "--store", str(tmp_path / "own.db"))
+    assert (status, found["problems"]) == (0, [])
+    assert found["store"] == {"path": str(tmp_path / "own.db"), "exists": True, "health": "good"}
