@@ -130,6 +130,19 @@ class Layout:
             self.closed.append(self.open)
         self.open = None
 
+    def split_group(self, n_tokens: int, key: Hashable) -> None:
+        """Closes the first ``n_tokens`` of the open group as a group of their own; the rest goes on under ``key``.
+
+        So that several groups can be computed in one piece. Where memory seems to be must not depend on the turn.
+        """
+        assert self.open is not None
+        assert 0 <= n_tokens <= self.open.n_tokens
+        assert self.memory_position == "after_sinks"
+        rest = self.open.n_tokens - n_tokens
+        self.open.n_tokens = n_tokens
+        self.close_group()
+        self.open = Group(key, rest)
+
     # Room and eviction
 
     def room(self) -> int:
