@@ -1,0 +1,25 @@
+"""Storing, finding and forgetting what was said. Importing it loads no model library."""
+
+from memstream.memory.embedder import Embedder, SentenceTransformerEmbedder, find_embedder
+from memstream.memory.handle import ConversationHandle
+from memstream.memory.memory import Memory
+from memstream.memory.packing import Recall
+from memstream.memory.verify import VerifyReport
+from memstream.stores.base import Scope, storable_text
+from memstream.stores.rows import ConversationInfo, Turn
+from memstream.stores.sql import SqlStore
+
+__all__ = [
+    "ConversationHandle",
+    "ConversationInfo",
+    "Embedder",
+    "Memory",
+    "Recall",
+    "Scope",
+    "SentenceTransformerEmbedder",
+    "SqlStore",
+    "Turn",
+    "VerifyReport",
+    "find_embedder",
+    "storable_text",
+]

@@ -1,0 +1,163 @@
+"""Complete forgetting: the memory, every key to it, its vectors and words, and the snapshots that have seen it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, delete, select
+
+from memstream.errors import InputError, StoreError
+from memstream.memory import keys
+from memstream.memory.retriever import View, view_of
+from memstream.stores import fulltext, rows, vectors
+from memstream.stores import schema as db
+from memstream.stores.base import Scope
+from memstream.stores.sql import SqlStore
+
+_ECHO_SHARE = 0.6  # of the forgotten words: a text with so many of them quotes it
+_ECHO_POSTINGS = 100_000
+
+
+@dataclass(slots=True)
+class Forgotten:
+    """What one transaction removed."""
+
+    text: str
+    removed: dict[str, int] = field(default_factory=dict)
+    chunk_ids: list[int] = field(default_factory=list)
+    echoes: tuple[str, ...] = ()
+    n_snapshots: int = 0
+    summaries: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+
+def parse_id(memory_id: str) -> tuple[str, int]:
+    """Splits ``turn:17`` or ``fact:3``.
+
+    Raises:
+        InputError: it is neither.
+    """
+    match = re.fullmatch(r"(turn|fact):(\d{1,18})", memory_id)
+    if match is None:
+        raise InputError(f"{memory_id!r} is not the id of a memory; ids look like turn:17 or fact:3")
+    return match[1], int(match[2])
+
+
+def find(connection: Connection, scope: Scope, memory_id: str) -> tuple[View, rows.Turn | db.Fact]:
+    """A memory the scope owns.
+
+    Raises:
+        InputError: there is none under that id, or it is somebody else's: the message is the same.
+    """
+    kind, number = parse_id(memory_id)
+    view = view_of(connection, scope, None)
+    found: rows.Turn | db.Fact | None = None
+    if view is not None and kind == "turn":
+        turn = rows.turns_by_id(connection, [number]).get(number)
+        if turn is not None and rows.owner_of(connection, turn.conversation_id) == view.owner_id:
+            found = turn
+    elif view is not None:
+        row = connection.execute(
+            select(db.Fact.id, db.Fact.text, db.Fact.created, db.Fact.conversation_id).where(
+                db.Fact.id == number, db.Fact.owner_id == view.owner_id
+            )
+        ).one_or_none()
+        found = None if row is None else db.Fact(**row._mapping)
+    if view is None or found is None or view.conversation_id not in (None, found.conversation_id):
+        raise InputError(f"there is no {memory_id} for {scope}")
+    return view, found
+
+
+def forget(store: SqlStore, scope: Scope, memory_id: str) -> Forgotten:
+    """Removes a memory and everything made from it, in one transaction; the caller purges the files afterwards.
+
+    Snapshots of all conversations of the owner go first: any of them may have recalled it, and a crash in between
+    must not leave one behind.
+
+    Raises:
+        InputError: no such memory in this scope, or a turn that is still being said.
+        StoreError: the disk refused; everything else is as it was.
+    """
+    with store.write() as connection:
+        view, memory = find(connection, scope, memory_id)
+        if isinstance(memory, rows.Turn) and memory.state == "open":
+            raise InputError(f"{memory_id} is still being said; finish or stop it first")
+        done = Forgotten(memory.text, echoes=_echoes(connection, view, memory_id, memory.text))
+        done.n_snapshots = drop_snapshots(store, connection, view.owner_id)
+        if isinstance(memory, rows.Turn):
+            _forget_turn(connection, memory, done)
+        else:
+            _forget_fact(connection, memory.id, done)
+    return done
+
+
+def _forget_turn(connection: Connection, turn: rows.Turn, done: Forgotten) -> None:
+    covering = (
+        db.Chunk.conversation_id == turn.conversation_id,
+        db.Chunk.first_sequence <= turn.sequence,
+        db.Chunk.last_sequence >= turn.sequence,
+    )
+    done.chunk_ids = list(connection.scalars(select(db.Chunk.id).where(*covering)))
+    words = fulltext.drop_turns(connection, [turn.id])
+    own = connection.execute(delete(db.TurnEmbedding).where(db.TurnEmbedding.turn_id == turn.id)).rowcount
+    gone = connection.execute(delete(db.Turn).where(db.Turn.id == turn.id)).rowcount
+    removed, lost = keys.remove_keys(connection, turn.conversation_id, [turn.sequence])
+    done.removed = {"turns": gone, "words": words, "turn_embeddings": own, **removed}
+    done.summaries = [
+        (turn.conversation_id, tuple(source for source in sources if source != turn.id)) for sources in lost
+    ]
+
+
+def _forget_fact(connection: Connection, fact_id: int, done: Forgotten) -> None:
+    done.chunk_ids = list(connection.scalars(select(db.Chunk.id).where(db.Chunk.fact_id == fact_id)))
+    removed = vectors.delete_chunks(connection, done.chunk_ids)
+    words = fulltext.drop_facts(connection, [fact_id])
+    pins = connection.execute(delete(db.Pin).where(db.Pin.fact_id == fact_id)).rowcount
+    gone = connection.execute(delete(db.Fact).where(db.Fact.id == fact_id)).rowcount
+    done.removed = {"facts": gone, "pins": pins, "words": words, **removed}
+
+
+def drop_snapshots(store: SqlStore, connection: Connection, owner_id: int) -> int:
+    """Deletes the snapshot files of all conversations of an owner, then their rows. Returns how many."""
+    mine = select(db.Conversation.id).where(db.Conversation.owner_id == owner_id)
+    files = list(connection.scalars(select(db.Snapshot.file).where(db.Snapshot.conversation_id.in_(mine))))
+    for file in files:
+        path = store.snapshot_path(file)
+        if path is not None:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise StoreError(
+                    f"cannot delete the snapshot {path}: {error.strerror}; nothing was forgotten"
+                ) from error
+    connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id.in_(mine)))
+    return len(files)
+
+
+def delete_conversation(store: SqlStore, connection: Connection, conversation_id: int) -> None:
+    """Removes a conversation with all its turns, facts, keys, words and the owner's snapshots."""
+    drop_snapshots(store, connection, rows.owner_of(connection, conversation_id))
+    chunks = select(db.Chunk.id).where(db.Chunk.conversation_id == conversation_id)
+    vectors.delete_chunks(connection, list(connection.scalars(chunks)))
+    turns = select(db.Turn.id).where(db.Turn.conversation_id == conversation_id)
+    fulltext.drop_turns(connection, list(connection.scalars(turns)))
+    facts = select(db.Fact.id).where(db.Fact.conversation_id == conversation_id)
+    fulltext.drop_facts(connection, list(connection.scalars(facts)))
+    connection.execute(delete(db.Conversation).where(db.Conversation.id == conversation_id))  # the rest cascades
+
+
+def _echoes(connection: Connection, view: View, memory_id: str, text: str) -> tuple[str, ...]:
+    """Other memories of the owner that quote a text: they hold most of its words."""
+    terms = fulltext.query_terms(text, 64)
+    if not terms:
+        return ()
+    shared: Counter[str] = Counter()
+    for term in terms:
+        turns = fulltext.turns_with(connection, view.scope_term, term, -1, 0, _ECHO_POSTINGS)
+        shared.update(f"turn:{turn_id}" for turn_id in turns)
+        shared.update(f"fact:{fact_id}" for fact_id in fulltext.facts_with(connection, view.scope_term, term))
+    del shared[memory_id]
+    enough = len(terms) if len(terms) <= 2 else _ECHO_SHARE * len(terms)
+    found = [other for other, n in shared.items() if n >= enough]
+    return tuple(sorted(found, key=lambda other: (other.partition(":")[0], int(other.partition(":")[2]))))

@@ -1,0 +1,195 @@
+"""One open conversation: every turn goes to the store through it, at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from sqlalchemy import delete, insert, select
+
+from memstream.errors import StoreError
+from memstream.memory import keys
+from memstream.stores import rows
+from memstream.stores import schema as db
+from memstream.stores.base import Scope
+from memstream.stores.rows import Turn
+from memstream.stores.schema import TurnState
+from memstream.stores.sql import SqlStore
+
+
+class ConversationHandle:
+    """Owns a conversation until it is closed. Made by ``Memory.open_conversation``.
+
+    Attributes:
+        id: the conversation's number.
+        scope: whose it is; never changes.
+    """
+
+    def __init__(
+        self,
+        store: SqlStore,
+        conversation_id: int,
+        scope: Scope,
+        *,
+        release: Callable[[], None],
+        indexed: Callable[[], None],
+        summarise: Callable[[int, tuple[int, ...]], None],
+    ) -> None:
+        self.id = conversation_id
+        self.scope = scope
+        self._store = store
+        self._release: Callable[[], None] | None = release
+        self._indexed = indexed
+        self._summarise = summarise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the conversation back; closing twice is harmless."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def _check_open(self) -> None:
+        if self._release is None:
+            raise StoreError(f"conversation {self.scope.conversation!r} was closed; open it again")
+
+    def begin_turn(self, role: str, text: str, n_tokens: int) -> int:
+        """Commits a turn before anything else happens; an assistant's turn stays open until it is finished.
+
+        NUL and lone surrogates, which no database holds as text, become U+FFFD.
+
+        Args:
+            role: ``user``, ``assistant`` or another.
+            text: what was said; for an assistant usually nothing yet.
+            n_tokens: its length in tokens of the chat model.
+
+        Returns:
+            The turn's id.
+        """
+        self._check_open()
+        with self._store.write() as connection:
+            state: TurnState = "open" if role == "assistant" else "complete"
+            return rows.insert_turn(connection, self.id, role, text, n_tokens, state)
+
+    def finish_turn(self, turn_id: int, text: str, n_tokens: int, state: Literal["complete", "cut"]) -> None:
+        """Commits the end of an open turn with its full-text row and windows; vectors follow in the background.
+
+        Args:
+            turn_id: from ``begin_turn``.
+            text: what was said in the end.
+            n_tokens: its length in tokens of the chat model.
+            state: ``cut`` where the turn was interrupted.
+
+        Raises:
+            InputError: it is not an open turn of this conversation.
+        """
+        self._check_open()
+        with self._store.write() as connection:
+            rows.finish_turn(connection, self.id, turn_id, text, n_tokens, state)
+            keys.add_windows(connection, self.id)
+        self._indexed()
+
+    def turns(self, *, live_only: bool = True, first: int | None = None) -> list[Turn]:
+        """The turns in order, from sequence ``first`` on; ``live_only`` leaves out superseded ones."""
+        with self._store.read() as connection:
+            return rows.turns(connection, self.id, live_only=live_only, first=first)
+
+    def turns_before(self, sequence: int, n: int) -> list[Turn]:
+        """The last ``n`` finished live turns before a sequence, in order."""
+        with self._store.read() as connection:
+            return rows.turns_before(connection, self.id, sequence, n)
+
+    def turn(self, turn_id: int) -> Turn:
+        """One turn, as stored."""
+        with self._store.read() as connection:
+            return rows.turns_by_id(connection, [turn_id])[turn_id]
+
+    def next_sequence(self) -> int:
+        """The sequence that the next turn will have."""
+        with self._store.read() as connection:
+            return rows.next_sequence(connection, self.id)
+
+    def supersede(self, turn_ids: Collection[int]) -> None:
+        """Keeps turns that were undone, edited or regenerated, but never recalls them again.
+
+        Raises:
+            InputError: one is not a turn of this conversation.
+        """
+        self._check_open()
+        with self._store.write() as connection:
+            sequences = rows.supersede(connection, self.id, turn_ids)
+            _, lost = keys.remove_keys(connection, self.id, sequences)
+        gone = set(turn_ids)
+        for sources in lost:
+            self._summarise(self.id, tuple(source for source in sources if source not in gone))
+        self._indexed()
+
+    def evicted(self, turn_ids: Collection[int]) -> None:
+        """Has turns that left the window summarised in the background, as one more key to them."""
+        self._check_open()
+        self._summarise(self.id, tuple(turn_ids))
+
+    # --- snapshots of the cache
+
+    @property
+    def snapshot_path(self) -> Path | None:
+        """Where this conversation's snapshot belongs; None for a store in memory, which keeps nothing on disk."""
+        return self._store.snapshot_path(f"{self.id}.snapshot")
+
+    def record_snapshot(self, fingerprint: str, last_sequence: int) -> None:
+        """Notes that ``snapshot_path`` was written, and for which model and last turn.
+
+        Raises:
+            StoreError: there is no such file.
+        """
+        self._check_open()
+        path = self.snapshot_path
+        if path is None:
+            raise StoreError("a store in memory keeps no snapshots")
+        try:
+            os.chmod(path, 0o600)
+        except OSError as error:
+            raise StoreError(f"cannot record the snapshot {path}: {error.strerror}") from error
+        with self._store.write() as connection:
+            connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id == self.id))
+            connection.execute(
+                insert(db.Snapshot).values(
+                    conversation_id=self.id,
+                    fingerprint=fingerprint,
+                    last_sequence=last_sequence,
+                    file=path.name,
+                    created=db.now(),
+                )
+            )
+
+    def find_snapshot(self, fingerprint: str, last_sequence: int) -> Path | None:
+        """The snapshot's file if it is of exactly this model and last turn."""
+        with self._store.read() as connection:
+            file = connection.scalar(
+                select(db.Snapshot.file).where(
+                    db.Snapshot.conversation_id == self.id,
+                    db.Snapshot.fingerprint == fingerprint,
+                    db.Snapshot.last_sequence == last_sequence,
+                )
+            )
+        path = None if file is None else self._store.snapshot_path(file)
+        return path if path is not None and path.exists() else None
+
+    def drop_snapshot(self) -> None:
+        """Removes the snapshot, its file first."""
+        self._check_open()
+        path = self.snapshot_path
+        if path is not None:
+            path.unlink(missing_ok=True)
+            with self._store.write() as connection:
+                connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id == self.id))

@@ -1,0 +1,202 @@
+"""The vector index in memory: opened from its file, kept up by following the store's events, rebuilt when in doubt."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Literal
+
+import numpy as np
+from sqlalchemy import Connection, delete, insert, select
+
+from memstream.errors import StoreCorruptError
+from memstream.stores import index_file, vectors
+from memstream.stores import schema as db
+from memstream.stores.base import Ids, VectorIndex, Vectors
+from memstream.stores.exact_index import ExactIndex
+from memstream.stores.faiss_index import FaissIndex, faiss_installed
+from memstream.stores.index_file import Header
+from memstream.stores.sql import SqlStore
+
+_log = logging.getLogger(__name__)
+IndexKind = Literal["auto", "exact", "faiss"]
+_PIECE = 1024  # vectors read from SQL at once
+
+
+class LiveIndex:
+    """The index over all scopes of one store. Thread safe: one thread at a time.
+
+    Args:
+        store: whose vectors it caches.
+        kind: ``auto`` takes FAISS where it is installed, and the exact index otherwise.
+    """
+
+    def __init__(self, store: SqlStore, kind: IndexKind) -> None:
+        self._store = store
+        self._kind = kind
+        self._lock = threading.RLock()
+        self._index: VectorIndex | None = None
+        self._space: vectors.SpaceInfo | None = None
+        self._sequence = 0
+        self._saved_sequence: int | None = None
+
+    def refresh(self) -> None:
+        """Brings the index up to the newest event, whoever wrote it."""
+        with self._lock, self._store.read() as connection:
+            if self._index is None:
+                self._open(connection)
+            else:
+                self._replay(connection)
+
+    def search(self, query: Vectors, candidates: Ids, k: int) -> tuple[Ids, Vectors]:
+        """The at most k best of the candidates for ``query`` [d]; see VectorIndex. Call ``refresh`` before."""
+        with self._lock:
+            if self._index is None:
+                return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+            return self._index.search(query, candidates, k)
+
+    def holds(self, chunk_ids: list[int]) -> bool:
+        """True where any of the chunks is still in the index."""
+        with self._lock:
+            return self._index is not None and bool(np.isin(self._index.ids(), chunk_ids).any())
+
+    def _new(self, dimension: int) -> VectorIndex:
+        if self._kind == "faiss" or (self._kind == "auto" and faiss_installed()):
+            return FaissIndex(dimension)
+        if self._kind == "auto":
+            _log.info("FAISS is not installed; vectors are searched exactly (pip install 'memstream[cpu]' is faster)")
+        return ExactIndex(dimension)
+
+    def _open(self, connection: Connection) -> None:
+        space = vectors.find_space(connection)
+        if space is None:
+            return
+        self._space = space
+        self._index = self._new(space.dimension)
+        path = self._store.index_path
+        if path is not None:
+            index_file.sweep(path)
+        if path is None or not path.exists():
+            self._rebuild(connection)
+            return
+        try:
+            header = self._read(connection, self._index, space)
+            self._sequence = self._saved_sequence = header.last_sequence
+            self._replay(connection)
+            if self._index.count() != vectors.count(connection):
+                raise StoreCorruptError("its count differs from the store's")
+        except StoreCorruptError as error:
+            _log.info("rebuilding the vector index %s from the store: %s", path, error)
+            self._rebuild(connection)
+
+    def _read(self, connection: Connection, index: VectorIndex, space: vectors.SpaceInfo) -> Header:
+        """Loads the index file after checking that it is this store's."""
+        path = self._store.index_path
+        assert path is not None
+        header, checksum = index_file.read_header(path)
+        state = connection.execute(
+            select(db.IndexState.last_sequence, db.IndexState.count.label("n"), db.IndexState.checksum)
+        ).one_or_none()
+        if (header.backend, header.space, header.dimension) != (index.backend, space.fingerprint, space.dimension):
+            raise StoreCorruptError("it was made by another backend or embedder")
+        said = (header.last_sequence, header.count, checksum)
+        if state is None or said != (state.last_sequence, state.n, state.checksum):
+            raise StoreCorruptError("it is not the one the store knows")
+        if header.last_sequence > vectors.last_event(connection):
+            raise StoreCorruptError("it is ahead of the store")
+        index_file.load(path, index, header)
+        return header
+
+    def _rebuild(self, connection: Connection) -> None:
+        assert self._space is not None
+        index = self._new(self._space.dimension)
+        last = 0
+        while True:
+            ids, matrix = vectors.read_after(connection, last, _PIECE, index.dimension)
+            if not len(ids):
+                break
+            index.upsert(ids, matrix)
+            last = int(ids[-1])
+        self._index, self._sequence, self._saved_sequence = index, vectors.last_event(connection), None
+
+    def _replay(self, connection: Connection) -> None:
+        assert self._index is not None
+        newest = vectors.last_event(connection)
+        if newest < self._sequence:
+            _log.info("rebuilding the vector index: the store was replaced by an older one")
+            self._rebuild(connection)
+            return
+        if newest == self._sequence:
+            return
+        changed = vectors.events_after(connection, self._sequence)
+        gone = [chunk for chunk, action in changed.items() if action == "delete"]
+        self._index.delete(np.array(gone, dtype=np.int64))
+        added = [chunk for chunk, action in changed.items() if action == "add"]
+        for start in range(0, len(added), _PIECE):
+            ids, matrix = vectors.read(connection, added[start : start + _PIECE], self._index.dimension)
+            self._index.upsert(ids, matrix)
+        self._sequence = newest
+
+    @property
+    def unsaved_events(self) -> int:
+        """How many events the index file is behind."""
+        with self._lock:
+            return self._sequence - (self._saved_sequence or 0)
+
+    def checkpoint(self) -> None:
+        """Saves the index file, if anything changed.
+
+        Raises:
+            StoreError: the disk refused; the old file stays, and the next open rebuilds.
+        """
+        path = self._store.index_path
+        if path is None:
+            return
+        with self._lock, self._store.lock_index():
+            self.refresh()
+            if self._index is None or self._space is None or self._saved_sequence == self._sequence:
+                return
+            header = Header(
+                backend=self._index.backend,
+                space=self._space.fingerprint,
+                dimension=self._space.dimension,
+                last_sequence=self._sequence,
+                count=self._index.count(),
+            )
+            checksum = index_file.save(path, self._index, header)
+            with self._store.write() as connection:
+                connection.execute(delete(db.IndexState))
+                connection.execute(
+                    insert(db.IndexState).values(
+                        space_id=self._space.id,
+                        last_sequence=header.last_sequence,
+                        count=header.count,
+                        checksum=checksum,
+                    )
+                )
+            self._saved_sequence = self._sequence
+
+    def problems(self) -> list[str]:
+        """What differs between the index, brought up to date, and the vectors in SQL."""
+        with self._lock:
+            self.refresh()
+            if self._index is None:
+                return []
+            held = self._index.ids()
+            n_seen, last, found = 0, 0, []
+            with self._store.read() as connection:
+                while True:
+                    ids, matrix = vectors.read_after(connection, last, _PIECE, self._index.dimension)
+                    if not len(ids):
+                        break
+                    last = int(ids[-1])
+                    n_seen += len(ids)
+                    missing = ids[~np.isin(ids, held)]
+                    if len(missing):
+                        found.append(f"chunk {int(missing[0])} has a vector in the store, but not in the index")
+                        continue
+                    wrong = ids[(self._index.get(ids) != matrix).any(axis=1)]
+                    found.extend(f"the index holds another vector for chunk {int(i)} than the store" for i in wrong[:3])
+            if not found and n_seen != len(held):
+                found.append(f"the index holds {len(held)} vectors, the store {n_seen}")
+            return found

@@ -1,0 +1,397 @@
+"""Memory: one store, one embedder, one index. What the agent talks to."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+from sqlalchemy import insert, select, update
+
+from memstream.config import RecallConfig
+from memstream.errors import ConfigError, InputError
+from memstream.memory import forgetting, gate, keys
+from memstream.memory.embedder import Embedder, embed
+from memstream.memory.handle import ConversationHandle
+from memstream.memory.live_index import IndexKind, LiveIndex
+from memstream.memory.packing import CountTokens, Recall, pack
+from memstream.memory.present import pinned_facts, recalled, unscored
+from memstream.memory.retriever import Retriever, make_query, view_of
+from memstream.memory.summarizer import summarise
+from memstream.memory.verify import VerifyReport, verify
+from memstream.report import ForgetReceipt, Recalled
+from memstream.stores import fulltext, rows, vectors
+from memstream.stores import schema as db
+from memstream.stores.base import Scope, storable_text
+from memstream.stores.rows import ConversationInfo
+from memstream.stores.sql import SqlStore
+
+_log = logging.getLogger(__name__)
+_PIECE = 16  # texts embedded between two looks at the store
+_CHECKPOINT_EVENTS = 2000
+_LEXICAL_GATE = 2.0  # above any cosine: without an embedder only a rare word lets a memory in
+
+
+class Memory:
+    """Remembers for all conversations of a store. Thread safe.
+
+    A background thread embeds and summarises; nothing a reply waits for does. Vectors not made yet when the process
+    dies are made by the next one.
+
+    Args:
+        store: an open store; closed with the memory.
+        embedder: None searches words only.
+        recall: how much is recalled, and the gate.
+        index: ``auto`` takes FAISS where it is installed.
+
+    Raises:
+        DimensionMismatchError: the store's vectors were made by another embedder.
+    """
+
+    def __init__(
+        self, store: SqlStore, embedder: Embedder | None, recall: RecallConfig, *, index: IndexKind = "auto"
+    ) -> None:
+        self.store = store
+        self._embedder = embedder
+        self._config = recall
+        self._index = LiveIndex(store, index)
+        self._retriever = Retriever(store, self._index)
+        self._gate: float | None = recall.gate
+        self._lock = threading.Lock()
+        self._closed = False
+        self._embedding_queued = False
+        self._jobs: list[Future[None]] = []
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memstream-memory")
+        if embedder is not None:
+            self._check_space(embedder)
+            self._wake()
+
+    def _check_space(self, embedder: Embedder) -> None:
+        with self.store.read() as connection:
+            space = vectors.find_space(connection)
+        if space is None:
+            with self.store.write() as connection:
+                vectors.ensure_space(connection, embedder.name, embedder.fingerprint, embedder.dimension)
+        else:
+            vectors.check_space(space, embedder.name, embedder.fingerprint, embedder.dimension)
+
+    # --- conversations
+
+    def open_conversation(self, scope: Scope, *, wait_s: float = 0.0) -> ConversationHandle:
+        """Opens a conversation for this process alone, creating it if new; turns a crash left open become cut.
+
+        Args:
+            scope: with the conversation's name.
+            wait_s: seconds to wait for another owner.
+
+        Raises:
+            ConversationBusyError: another owner has it.
+        """
+        if scope.conversation is None:
+            raise ConfigError("Scope.conversation is None; name the conversation to open")
+        with self.store.write() as connection:
+            conversation_id = rows.ensure_conversation(connection, scope)
+        release = self.store.lock_conversation(conversation_id, name=scope.conversation, wait_s=wait_s)
+        try:
+            with self.store.write() as connection:
+                if rows.find_conversation(connection, scope) != conversation_id:
+                    raise InputError(f"conversation {scope.conversation!r} was deleted or renamed meanwhile")
+                for turn_id in rows.open_turns(connection, conversation_id):
+                    rows.finish_turn(connection, conversation_id, turn_id, None, None, "cut")
+                keys.add_windows(connection, conversation_id)
+        except BaseException:
+            release()
+            raise
+        self._wake()
+        return ConversationHandle(
+            self.store, conversation_id, scope, release=release, indexed=self._wake, summarise=self._summarise_later
+        )
+
+    def list_conversations(self, scope: Scope) -> list[ConversationInfo]:
+        """The conversations of the scope's (namespace, user), oldest first."""
+        with self.store.read() as connection:
+            return rows.conversations(connection, scope)
+
+    def list_users(self, namespace: str) -> list[str]:
+        """The users of a namespace that have anything stored: for operators, not for conversations."""
+        with self.store.read() as connection:
+            return rows.users(connection, namespace)
+
+    def rename_conversation(self, scope: Scope, name: str) -> None:
+        """Renames the scope's conversation.
+
+        Raises:
+            InputError: there is none, or the new name is taken.
+            ConversationBusyError: it is open.
+        """
+        renamed = Scope(scope.namespace, scope.user, name)
+        with self._alone(scope) as conversation_id, self.store.write() as connection:
+            if rows.find_conversation(connection, renamed) is not None:
+                raise InputError(f"there is a conversation {name!r} already")
+            connection.execute(update(db.Conversation).where(db.Conversation.id == conversation_id).values(name=name))
+
+    def delete_conversation(self, scope: Scope) -> None:
+        """Removes the scope's conversation with everything in it, as completely as ``forget``.
+
+        Raises:
+            InputError: there is none.
+            ConversationBusyError: it is open.
+        """
+        with self._alone(scope) as conversation_id, self.store.write() as connection:
+            forgetting.delete_conversation(self.store, connection, conversation_id)
+        self._purge()
+
+    @contextmanager
+    def _alone(self, scope: Scope) -> Iterator[int]:
+        """Owns the scope's conversation for one step; gives its id."""
+        with self.store.read() as connection:
+            conversation_id = rows.find_conversation(connection, scope)
+        if conversation_id is None or scope.conversation is None:
+            raise InputError(f"there is no conversation {scope.conversation!r} for {scope}")
+        release = self.store.lock_conversation(conversation_id, name=scope.conversation, wait_s=0.0)
+        try:
+            yield conversation_id
+        finally:
+            release()
+
+    # --- recall
+
+    def recall(
+        self,
+        scope: Scope,
+        query_turns: Sequence[str],
+        *,
+        window_from: int | None,
+        budget_tokens: int,
+        count_tokens: CountTokens,
+    ) -> Recall:
+        """Finds what matters for the latest turns; nothing is a normal outcome.
+
+        Searches everything of (namespace, user), or of the one conversation where there is no user.
+
+        Args:
+            scope: of the asking conversation.
+            query_turns: the latest turns, newest last.
+            window_from: turns of the asking conversation from this sequence on are in its window and are left out;
+                None leaves none out.
+            budget_tokens: room for all notes.
+            count_tokens: number of tokens a note's text takes when it is rendered.
+        """
+        if not self._config.enabled:
+            return Recall()
+        query = make_query(query_turns[-self._config.query_turns :], self._embedder)
+        hits, n_considered = self._retriever.rank(scope, query, window_from, self._gate_value())
+        passed = [hit for hit in hits if hit.passed]
+        with self.store.read() as connection:
+            view = view_of(connection, scope, window_from)
+            pinned = [] if view is None else pinned_facts(connection, view)
+            found = recalled(connection, passed)
+        notes = pack(
+            pinned,
+            found,
+            max_notes=self._config.max_notes,
+            budget_tokens=budget_tokens,
+            count_tokens=count_tokens,
+        )
+        return Recall(
+            notes=notes,
+            n_considered=n_considered,
+            best_score=hits[0].score if hits else None,
+            gated=bool(hits) and not passed,
+        )
+
+    def search(self, scope: Scope, query: str, *, limit: int = 10) -> list[Recalled]:
+        """The best memories of a scope for a query, best first, each with why."""
+        ready = make_query([query], self._embedder)
+        hits, _ = self._retriever.rank(scope, ready, None, self._gate_value())
+        with self.store.read() as connection:
+            return recalled(connection, [hit for hit in hits if hit.passed][:limit])
+
+    def memories(self, scope: Scope, *, limit: int = 50) -> list[Recalled]:
+        """The newest facts and live turns of a scope, oldest of them first."""
+        with self.store.read() as connection:
+            view = view_of(connection, scope, None)
+            if view is None:
+                return []
+            newest = select(db.Turn.id).join(db.Conversation).where(view.turns()).order_by(db.Turn.id.desc())
+            turns = rows.turns_by_id(connection, list(connection.scalars(newest.limit(limit))))
+            hits = [unscored(turn=turn) for _, turn in sorted(turns.items())]
+            return pinned_facts(connection, view)[::-1] + recalled(connection, hits)
+
+    def show(self, scope: Scope, memory_id: str) -> Recalled:
+        """One memory in full.
+
+        Raises:
+            InputError: the scope has none under that id.
+        """
+        with self.store.read() as connection:
+            _, memory = forgetting.find(connection, scope, memory_id)
+            hit = unscored(turn=memory) if isinstance(memory, rows.Turn) else unscored(fact=(memory.id, memory.text))
+            return recalled(connection, [hit])[0]
+
+    def remember(self, scope: Scope, text: str) -> str:
+        """Stores a fact and pins it: it is recalled every time. Returns its id, such as ``fact:3``.
+
+        Raises:
+            InputError: the text is empty.
+            ConfigError: the scope names neither a user nor a conversation.
+        """
+        text = storable_text(text).strip()
+        if not text:
+            raise InputError("there is nothing to remember: the text is empty")
+        if scope.user is None and scope.conversation is None:
+            raise ConfigError("a fact needs a user or a conversation to belong to")
+        with self.store.write() as connection:
+            owner_id = rows.ensure_owner(connection, scope)
+            conversation_id = None if scope.user is not None else rows.ensure_conversation(connection, scope)
+            values = {"owner_id": owner_id, "conversation_id": conversation_id, "text": text}
+            statement = insert(db.Fact).values(**values, created=db.now()).returning(db.Fact.id)
+            fact_id = connection.execute(statement).scalar_one()
+            connection.execute(insert(db.Pin).values(fact_id=fact_id, created=db.now()))
+            connection.execute(insert(db.Chunk).values(**values, kind="fact", fact_id=fact_id))
+            fulltext.add_fact(connection, fact_id, owner_id, conversation_id, text)
+        self._wake()
+        return f"fact:{fact_id}"
+
+    # --- forgetting and checking
+
+    def forget(self, scope: Scope, memory_id: str) -> ForgetReceipt:
+        """Forgets a memory completely, down to the bytes in the store's files.
+
+        Returns:
+            A receipt; ``verified`` says that searching again, in words, vectors and index, found nothing of it and
+            that the files were wiped.
+
+        Raises:
+            InputError: the scope has none under that id.
+        """
+        done = forgetting.forget(self.store, scope, memory_id)
+        wiped = self._purge()
+        for conversation_id, sources in done.summaries:
+            self._summarise_later(conversation_id, sources)
+        self._wake()
+        found = {hit.id for hit in self.search(scope, done.text, limit=1000)}
+        with self.store.read() as connection:
+            left = connection.scalars(select(db.Chunk.id).where(db.Chunk.id.in_(done.chunk_ids))).all()
+        verified = wiped and memory_id not in found and not left and not self._index.holds(done.chunk_ids)
+        return ForgetReceipt(
+            id=memory_id,
+            removed=done.removed,
+            snapshots=done.n_snapshots,
+            caches=0,
+            echoes=done.echoes,
+            verified=verified,
+        )
+
+    def _purge(self) -> bool:
+        """Takes deleted vectors out of the index and its file, and deleted words out of SQLite's files."""
+        self._index.refresh()
+        self._index.checkpoint()
+        return self.store.purge()
+
+    def verify(self) -> VerifyReport:
+        """Checks that the store is whole and that everything in it agrees; see ``VerifyReport.problems``."""
+        return verify(self.store, self._index)
+
+    # --- in the background
+
+    def _wake(self) -> None:
+        """Has what is without a vector embedded, unless that is queued already."""
+        with self._lock:
+            if self._closed or self._embedder is None or self._embedding_queued:
+                return
+            self._embedding_queued = True
+        self._submit(self._embed_pending)
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            future = self._worker.submit(job)
+            self._jobs = [job for job in self._jobs if not job.done() or job.exception() is not None]
+            self._jobs.append(future)
+        future.add_done_callback(_report)
+
+    def _embed_pending(self) -> None:
+        assert self._embedder is not None
+        self._embedding_queued = False
+        while True:
+            with self.store.read() as connection:
+                items = vectors.pending(connection, _PIECE)
+            if not items:
+                return
+            matrix = embed(self._embedder, [item.text for item in items])
+            with self.store.write() as connection:
+                space = vectors.find_space(connection)
+                assert space is not None
+                vectors.store(connection, space.id, items, matrix)
+            self._index.refresh()
+            if self._index.unsaved_events >= _CHECKPOINT_EVENTS:
+                self._index.checkpoint()
+
+    def _summarise_later(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
+        if turn_ids:
+            self._submit(lambda: self._summarise(conversation_id, turn_ids))
+
+    def _summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
+        with self.store.read() as connection:
+            turns = rows.live_turns(connection, conversation_id, turn_ids)
+        summary = summarise([turn.text for turn in turns])
+        if not summary:
+            return
+        with self.store.write() as connection:
+            if rows.live_turns(connection, conversation_id, turn_ids) != turns:
+                return  # one was forgotten or undone meanwhile, and with it what was made from it
+            keys.add_summary(connection, conversation_id, turns, summary)
+        self._wake()
+
+    def _gate_value(self) -> float:
+        """The least cosine of a hit: as configured, as calibrated before, or calibrated now."""
+        if self._embedder is None:
+            return _LEXICAL_GATE
+        if self._gate is None:
+            with self.store.read() as connection:
+                space = vectors.find_space(connection)
+            assert space is not None
+            self._gate = space.gate
+            if self._gate is None:
+                self._gate = gate.calibrate(self._embedder)
+                with self.store.write() as connection:
+                    vectors.set_gate(connection, space.id, self._gate)
+        return self._gate
+
+    def flush(self) -> None:
+        """Waits until everything said so far is summarised, embedded and indexed.
+
+        Raises:
+            MemstreamError: what went wrong in the background since the last flush.
+        """
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    return
+                job = self._jobs.pop(0)
+            job.result()
+
+    def close(self) -> None:
+        """Finishes the background work, saves the index and closes the store; closing twice is harmless."""
+        with self._lock:
+            if self._closed:
+                return
+        try:
+            self.flush()
+            self._index.checkpoint()
+        finally:
+            with self._lock:
+                self._closed = True
+            self._worker.shutdown(wait=True)
+            self.store.close()
+
+
+def _report(job: Future[None]) -> None:
+    """Tells at once what went wrong in the background; ``flush`` raises it."""
+    error = job.exception()
+    if error is not None:
+        _log.error("indexing in the background failed: %s", error)

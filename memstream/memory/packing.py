@@ -1,0 +1,131 @@
+"""Choosing the notes that go back into the cache: within a token budget, nothing twice, in the order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from memstream.memory.retriever import is_question
+from memstream.memory.summarizer import sentences
+from memstream.report import Recalled
+from memstream.stores.fulltext import query_terms
+
+PINNED_SHARE = 3  # pinned facts may take a third of the budget; what they leave goes to the other notes
+_NEAR_DUPLICATE = 0.8  # share of the words of the shorter text that the longer one has too
+_LEAST_SHARE = 0.35  # of the best score: weaker hits only distract
+
+CountTokens = Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """What one recall found.
+
+    Attributes:
+        notes: pinned facts first, the rest in chronological order.
+        n_considered: number of memories searched.
+        best_score: of the best candidate, whether it passed the gate or not; None without candidates.
+        gated: True where there were candidates and none passed the gate.
+    """
+
+    notes: tuple[Recalled, ...] = ()
+    n_considered: int = 0
+    best_score: float | None = None
+    gated: bool = False
+
+
+def pack(
+    pinned: Sequence[Recalled],
+    found: Sequence[Recalled],
+    *,
+    max_notes: int,
+    budget_tokens: int,
+    count_tokens: CountTokens,
+) -> tuple[Recalled, ...]:
+    """Packs notes into ``budget_tokens``.
+
+    Args:
+        pinned: pinned facts, newest first; they do not count towards ``max_notes``.
+        found: what passed the gate, best first.
+        max_notes: the most notes besides the pinned ones.
+        budget_tokens: room for all notes.
+        count_tokens: number of tokens a note's text takes when it is rendered.
+    """
+    kept: list[Recalled] = []
+    room = budget_tokens // PINNED_SHARE
+    spent = 0
+    for note in pinned:
+        cost = count_tokens(note.text)
+        if spent + cost <= room:
+            kept.append(note)
+            spent += cost
+    chosen: list[tuple[Recalled, int]] = []
+    for note in found:
+        if note.why.score < _LEAST_SHARE * found[0].why.score:
+            break
+        if any(note.id == other.id or _same(note.text, other.text) for other in kept):
+            continue
+        twin = next((i for i, (other, _) in enumerate(chosen) if _same(note.text, other.text)), None)
+        if twin is not None and not _tells_more(note, chosen[twin][0]):
+            continue
+        if twin is None and len(chosen) == max_notes:
+            continue
+        freed = chosen[twin][1] if twin is not None else 0
+        fitted = _fit(note, budget_tokens - spent + freed, count_tokens)
+        if fitted is None:
+            continue
+        if twin is not None:
+            del chosen[twin]
+        chosen.append(fitted)
+        spent += fitted[1] - freed
+    chosen.sort(key=lambda item: (item[0].time, int(item[0].id.partition(":")[2])))
+    return tuple(kept) + tuple(note for note, _ in chosen)
+
+
+def _same(one: str, other: str) -> bool:
+    """True where the shorter text says hardly anything the longer one does not."""
+    first, second = set(query_terms(one, 1000)), set(query_terms(other, 1000))
+    shorter = min(len(first), len(second))
+    if shorter == 0:
+        return one.strip() == other.strip()
+    return len(first & second) >= _NEAR_DUPLICATE * shorter
+
+
+def _tells_more(note: Recalled, other: Recalled) -> bool:
+    """True where, of two notes on the same thing, the first is the statement: told rather than asked or repeated."""
+
+    def rank(item: Recalled) -> tuple[bool, bool]:
+        return (not is_question(item.text), item.role != "assistant")
+
+    if rank(note) != rank(other):
+        return rank(note) > rank(other)
+    return len(set(query_terms(note.text, 1000))) > 2 * len(set(query_terms(other.text, 1000)))
+
+
+def _fit(note: Recalled, room: int, count_tokens: CountTokens) -> tuple[Recalled, int] | None:
+    """The note and its cost if it fits; else its longest run of sentences that does, around the matched words."""
+    cost = count_tokens(note.text)
+    if cost <= room:
+        return note, cost
+    parts = sentences(note.text)
+    if len(parts) < 2 or cost < room // 2:
+        return None
+    excerpt = _best_run(parts, set(note.why.terms), room, count_tokens)
+    if excerpt is None:
+        return None
+    shorter = Recalled(
+        id=note.id, role=note.role, text=excerpt, time=note.time, conversation=note.conversation, why=note.why
+    )
+    return shorter, count_tokens(excerpt)
+
+
+def _best_run(parts: Sequence[str], terms: set[str], room: int, count_tokens: CountTokens) -> str | None:
+    """The run of neighbouring sentences with the most matched words, then the longest, that fits into ``room``."""
+    best: tuple[int, int, str] | None = None
+    for start, stop in combinations(range(len(parts) + 1), 2):
+        text = " ".join(parts[start:stop])
+        value = (len(terms & set(query_terms(text, 1000))), len(text))
+        if (best is None or value > best[:2]) and count_tokens(text) <= room:
+            best = (*value, text)
+    return None if best is None else best[2]

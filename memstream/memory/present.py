@@ -1,0 +1,68 @@
+"""Hits as the reports that callers see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, select
+
+from memstream.memory.retriever import Hit, View
+from memstream.report import Recalled, Why
+from memstream.stores import rows
+from memstream.stores import schema as db
+
+
+def unscored(*, turn: rows.Turn | None = None, fact: tuple[int, str] | None = None) -> Hit:
+    """A memory that was looked up rather than searched."""
+    return Hit(turn, fact, 0.0, None, None, (), True)
+
+
+def recalled(connection: Connection, hits: Sequence[Hit]) -> list[Recalled]:
+    """Hits with their times, conversations and reasons, in the same order."""
+    conversation_ids = {hit.turn.conversation_id for hit in hits if hit.turn is not None}
+    names: dict[int, str] = {}
+    for part in rows.batches(conversation_ids):
+        named = select(db.Conversation.id, db.Conversation.name).where(db.Conversation.id.in_(part))
+        names.update(connection.execute(named).tuples().all())
+    fact_ids = [hit.fact[0] for hit in hits if hit.fact is not None]
+    timed = select(db.Fact.id, db.Fact.created).where(db.Fact.id.in_(fact_ids))
+    created = dict(connection.execute(timed).tuples().all())
+    pinned = set(connection.scalars(select(db.Pin.fact_id).where(db.Pin.fact_id.in_(fact_ids))))
+    found = []
+    for hit in hits:
+        why = Why(
+            score=round(hit.score, 4),
+            dense=None if hit.dense is None else round(hit.dense, 4),
+            lexical=None if hit.lexical is None else round(hit.lexical, 4),
+            dense_rank=hit.dense_rank,
+            lexical_rank=hit.lexical_rank,
+            terms=hit.terms,
+            pinned=hit.fact is not None and hit.fact[0] in pinned,
+        )
+        if hit.turn is not None:
+            turn = hit.turn
+            name = names.get(turn.conversation_id)
+            note = Recalled(
+                id=f"turn:{turn.id}", role=turn.role, text=turn.text, time=turn.created, conversation=name, why=why
+            )
+            found.append(note)
+        elif hit.fact is not None and hit.fact[0] in created:
+            number, text = hit.fact
+            note = Recalled(
+                id=f"fact:{number}", role="fact", text=text, time=created[number], conversation=None, why=why
+            )
+            found.append(note)
+    return found
+
+
+def pinned_facts(connection: Connection, view: View) -> list[Recalled]:
+    """The pinned facts a view sees, newest first."""
+    statement = (
+        select(db.Fact.id, db.Fact.text)
+        .join(db.Pin, db.Pin.fact_id == db.Fact.id)
+        .where(db.Fact.owner_id == view.owner_id)
+        .order_by(db.Fact.id.desc())
+    )
+    if view.conversation_id is not None:
+        statement = statement.where(db.Fact.conversation_id == view.conversation_id)
+    return recalled(connection, [unscored(fact=(row.id, row.text)) for row in connection.execute(statement)])

@@ -1,0 +1,112 @@
+"""What every store and vector index agrees on: scopes, storable text, and the index protocol."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from memstream.errors import ConfigError, DimensionMismatchError, StoreError
+
+Vectors = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_MAX_NAME = 512
+
+
+def storable_text(text: str) -> str:
+    """Replaces what no database can hold as text, NUL and lone surrogates, by U+FFFD; all else stays as it is."""
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose memory is read or written: fixed for the life of every handle.
+
+    With a user, recall sees all conversations of (namespace, user); without one, only ``conversation``.
+
+    Raises:
+        ConfigError: a part is empty, too long, or holds NUL or a lone surrogate.
+    """
+
+    namespace: str = "default"
+    user: str | None = None
+    conversation: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("namespace", "user", "conversation"):
+            value = getattr(self, field)
+            if value is None and field != "namespace":
+                continue
+            if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME or _UNSTORABLE.search(value):
+                raise ConfigError(
+                    f"Scope.{field} is {value!r}; it must be a text of 1 to {_MAX_NAME} characters "
+                    "without NUL or lone surrogates"
+                )
+
+    def __str__(self) -> str:
+        who = f"user {self.user!r}" if self.user is not None else f"conversation {self.conversation!r}"
+        return f"{who} in namespace {self.namespace!r}"
+
+
+class VectorIndex(Protocol):
+    """A cache of the vectors in SQL, searched by inner product. Not thread safe: its owner excludes writers.
+
+    Attributes:
+        backend: what the index file says it was written by.
+        dimension: of every vector.
+    """
+
+    backend: str
+    dimension: int
+
+    def upsert(self, ids: Ids, vectors: Vectors) -> None:
+        """Adds vectors [n, d] under ids [n], replacing those that are there."""
+
+    def delete(self, ids: Ids) -> int:
+        """Removes ids; unknown ones are ignored. Returns how many were removed."""
+
+    def search(self, query: Vectors, candidates: Ids, k: int) -> tuple[Ids, Vectors]:
+        """Finds the at most k best of ``candidates`` for ``query`` [d]: ids and scores, best first, ties by id.
+
+        Candidates the index does not hold are skipped.
+        """
+
+    def count(self) -> int:
+        """Number of vectors held."""
+
+    def ids(self) -> Ids:
+        """All ids, ascending."""
+
+    def get(self, ids: Ids) -> Vectors:
+        """The vectors [n, d] of ids that must all be held."""
+
+    def dump(self, file: BinaryIO) -> None:
+        """Writes everything to a file opened for writing."""
+
+    def load(self, file: BinaryIO, count: int) -> None:
+        """Replaces everything by ``count`` vectors that ``dump`` wrote."""
+
+
+def check_vectors(ids: Sequence[int] | Ids, vectors: Vectors, dimension: int) -> None:
+    """Refuses what would poison an index.
+
+    Raises:
+        DimensionMismatchError: wrong shape.
+        StoreError: wrong dtype, NaN or infinity, or ids that are not unique.
+    """
+    if vectors.ndim != 2 or vectors.shape != (len(ids), dimension):
+        raise DimensionMismatchError(
+            f"vectors have shape {list(vectors.shape)}; {len(ids)} ids need [{len(ids)}, {dimension}]"
+        )
+    if vectors.dtype != np.float32:
+        raise StoreError(f"vectors are {vectors.dtype}; they must be float32")
+    if not np.isfinite(vectors).all():
+        raise StoreError("vectors hold NaN or infinity; the embedder is broken")
+    if len(np.unique(np.asarray(ids))) != len(ids):
+        raise StoreError("the same id was given twice in one batch of vectors")

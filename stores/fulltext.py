@@ -1,0 +1,149 @@
+"""Words of a text, and the FTS5 rows that find them.
+
+Texts are split here, not by SQLite, so that any text can be indexed and searched without a syntax error: words are
+case-folded and freed of accents; Chinese, Japanese, Korean, Thai and the like, which set no spaces, become single
+characters and bigrams. FTS5 then only splits at spaces and stems English words (``porter ascii``). Each row also holds
+scope terms (``o<owner> c<conversation>``), so that a search walks the words of one scope only.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection, text
+
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+    "\U00020000-\U0003ffff"  # Japanese, Chinese, Korean
+)
+_WORD = re.compile(rf"(?P<run>[{_UNSPACED}]+)|(?:(?![{_UNSPACED}_])[\w\u0900-\u0dff])+")
+_ACCENTS = re.compile("[\u0300-\u036f]")
+_MAX_WORD = 60  # the Porter stemmer leaves longer words alone; longer still is no word
+
+_STOP = """
+    a about after again all also am an and any are as at be because been before being but by can cannot could did do
+    does doing don done down each else ever few for from get got had has have having he her here hers him his how i if
+    in into is isn it its just know let ll lot made make many may me might mine more most much must my myself no nor
+    not now of off oh ok okay on once one only or other our out over own please re really s said same say she should so
+    some such t tell than thank thanks that the their them then there these they thing this those through to too under
+    until up us ve very was we well were what when where which while who whom whose why will with would yeah yes you
+    your yours called name named remember remind told think want
+"""
+STOP_WORDS = frozenset(_STOP.split())
+
+
+def words(value: str) -> list[str]:
+    """The searchable words of a text, in order."""
+    folded = _ACCENTS.sub("", unicodedata.normalize("NFKD", value.casefold()))
+    found: list[str] = []
+    for match in _WORD.finditer(unicodedata.normalize("NFC", folded)):
+        run = match["run"]
+        if run is None:
+            found.append(match[0][:_MAX_WORD])
+        else:
+            found.extend(run)
+            found.extend(run[i : i + 2] for i in range(len(run) - 1))
+    return found
+
+
+def query_terms(value: str, limit: int = 32) -> list[str]:
+    """The distinct words of a query that carry meaning, at most ``limit``; of unspaced runs only the bigrams."""
+    folded = words(value)
+    bigrams = {word for word in folded if len(word) == 2 and _is_unspaced(word)}
+    covered = {char for bigram in bigrams for char in bigram}
+    kept = dict.fromkeys(w for w in folded if w not in STOP_WORDS and not (len(w) == 1 and w in covered))
+    return list(kept)[:limit]
+
+
+def _is_unspaced(word: str) -> bool:
+    match = _WORD.match(word)
+    return match is not None and match["run"] is not None
+
+
+def scope_words(owner_id: int, conversation_id: int | None) -> str:
+    """The scope terms of a row."""
+    return f"o{owner_id}" if conversation_id is None else f"o{owner_id} c{conversation_id}"
+
+
+def add_turn(connection: Connection, turn_id: int, owner_id: int, conversation_id: int, value: str) -> None:
+    """Writes the full-text row of a turn."""
+    _add(connection, "turn_words", turn_id, scope_words(owner_id, conversation_id), value)
+
+
+def add_fact(connection: Connection, fact_id: int, owner_id: int, conversation_id: int | None, value: str) -> None:
+    """Writes the full-text row of a fact."""
+    _add(connection, "fact_words", fact_id, scope_words(owner_id, conversation_id), value)
+
+
+def _add(connection: Connection, table: str, row_id: int, scope: str, value: str) -> None:
+    connection.execute(
+        text(f"INSERT INTO {table} (rowid, scope, text) VALUES (:id, :scope, :text)"),
+        {"id": row_id, "scope": scope, "text": " ".join(words(value))},
+    )
+
+
+def drop_turns(connection: Connection, turn_ids: Iterable[int]) -> int:
+    """Removes the full-text rows of turns; returns how many there were."""
+    return _drop(connection, "turn_words", turn_ids)
+
+
+def drop_facts(connection: Connection, fact_ids: Iterable[int]) -> int:
+    """Removes the full-text rows of facts; returns how many there were."""
+    return _drop(connection, "fact_words", fact_ids)
+
+
+def _drop(connection: Connection, table: str, ids: Iterable[int]) -> int:
+    statement = text(f"DELETE FROM {table} WHERE rowid = :id")
+    return sum(connection.execute(statement, {"id": row_id}).rowcount for row_id in ids)
+
+
+def match_expression(scope: str, terms: Sequence[str]) -> str:
+    """An FTS5 expression for rows of ``scope`` that hold any of ``terms`` (as ``words`` made them)."""
+    return f'scope : "{scope}" AND text : (' + " OR ".join(f'"{term}"' for term in terms) + ")"
+
+
+def turns_with(
+    connection: Connection, scope: str, term: str, asking_id: int, window_from: int, limit: int
+) -> list[int]:
+    """Ids of the newest ``limit`` turns of a scope that hold a term, newest first.
+
+    Turns of conversation ``asking_id`` count only below sequence ``window_from``.
+    """
+    statement = text(
+        "SELECT turn_words.rowid FROM turn_words JOIN turns ON turns.id = turn_words.rowid "
+        "WHERE turn_words MATCH :match AND (turns.conversation_id <> :asking OR turns.sequence < :window_from) "
+        "ORDER BY turn_words.rowid DESC LIMIT :limit"
+    )
+    values = {
+        "match": match_expression(scope, [term]),
+        "asking": asking_id,
+        "window_from": window_from,
+        "limit": limit,
+    }
+    return list(connection.scalars(statement, values))
+
+
+def facts_with(connection: Connection, scope: str, term: str) -> list[int]:
+    """Ids of the facts of a scope that hold a term."""
+    statement = text("SELECT rowid FROM fact_words WHERE fact_words MATCH :match ORDER BY rowid")
+    return list(connection.scalars(statement, {"match": match_expression(scope, [term])}))
+
+
+def rows(connection: Connection, table: str) -> dict[int, str]:
+    """Everything a full-text table holds: row id to its words."""
+    return {row.rowid: row.text for row in connection.execute(text(f"SELECT rowid, text FROM {table}"))}
+
+
+def optimize(connection: Connection) -> None:
+    """Merges the full-text indexes, so that deleted words leave their shadow tables."""
+    for table in ("turn_words", "fact_words"):
+        connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('optimize')"))
+
+
+def check(connection: Connection) -> None:
+    """Compares both full-text indexes with their contents; FTS5 raises when they differ."""
+    for table in ("turn_words", "fact_words"):
+        connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')"))

@@ -1,0 +1,104 @@
+"""Ordered migrations. Applied names are kept in the table ``migrations``; a name this code does not know is newer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, inspect, select, text
+
+from memstream.errors import StoreVersionError
+from memstream.stores.schema import Migration, now
+
+APPLICATION_ID = 0x6D656D73  # "mems", in the SQLite header: how a memstream store is told from other databases
+
+_BASE = """
+CREATE TABLE owners (id INTEGER PRIMARY KEY, namespace VARCHAR NOT NULL, user_key VARCHAR NOT NULL,
+    UNIQUE (namespace, user_key));
+CREATE TABLE conversations (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_id INTEGER NOT NULL REFERENCES owners (id),
+    name VARCHAR NOT NULL, created DATETIME NOT NULL, UNIQUE (owner_id, name));
+CREATE TABLE turns (id INTEGER PRIMARY KEY AUTOINCREMENT,
+    conversation_id INTEGER NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+    sequence INTEGER NOT NULL, role VARCHAR NOT NULL, text TEXT NOT NULL, n_tokens INTEGER NOT NULL,
+    created DATETIME NOT NULL, state VARCHAR NOT NULL CHECK (state IN ('open', 'complete', 'cut')),
+    superseded BOOLEAN NOT NULL, UNIQUE (conversation_id, sequence));
+CREATE TABLE facts (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_id INTEGER NOT NULL REFERENCES owners (id),
+    conversation_id INTEGER REFERENCES conversations (id) ON DELETE CASCADE,
+    text TEXT NOT NULL, created DATETIME NOT NULL);
+CREATE INDEX facts_by_owner ON facts (owner_id);
+CREATE TABLE pins (fact_id INTEGER PRIMARY KEY REFERENCES facts (id) ON DELETE CASCADE, created DATETIME NOT NULL);
+CREATE TABLE chunks (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_id INTEGER NOT NULL REFERENCES owners (id),
+    conversation_id INTEGER REFERENCES conversations (id) ON DELETE CASCADE,
+    fact_id INTEGER REFERENCES facts (id) ON DELETE CASCADE,
+    kind VARCHAR NOT NULL CHECK (kind IN ('window', 'summary', 'fact')),
+    first_sequence INTEGER, last_sequence INTEGER, text TEXT NOT NULL);
+CREATE INDEX chunks_by_owner ON chunks (owner_id);
+CREATE INDEX chunks_by_range ON chunks (conversation_id, last_sequence, first_sequence);
+CREATE INDEX chunks_by_fact ON chunks (fact_id);
+CREATE TABLE derived (id INTEGER PRIMARY KEY AUTOINCREMENT,
+    chunk_id INTEGER NOT NULL REFERENCES chunks (id) ON DELETE CASCADE,
+    kind VARCHAR NOT NULL, text TEXT NOT NULL, sources JSON NOT NULL);
+CREATE INDEX derived_by_chunk ON derived (chunk_id);
+CREATE TABLE spaces (id INTEGER PRIMARY KEY, name VARCHAR NOT NULL, fingerprint VARCHAR NOT NULL UNIQUE,
+    dimension INTEGER NOT NULL, normalised BOOLEAN NOT NULL);
+CREATE TABLE embeddings (chunk_id INTEGER PRIMARY KEY REFERENCES chunks (id) ON DELETE CASCADE,
+    space_id INTEGER NOT NULL REFERENCES spaces (id), vector BLOB NOT NULL);
+CREATE TABLE events (sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    action VARCHAR NOT NULL CHECK (action IN ('add', 'delete')), chunk_id INTEGER NOT NULL);
+CREATE TABLE index_state (space_id INTEGER PRIMARY KEY REFERENCES spaces (id), last_sequence INTEGER NOT NULL,
+    count INTEGER NOT NULL, checksum VARCHAR NOT NULL);
+CREATE TABLE snapshots (conversation_id INTEGER PRIMARY KEY REFERENCES conversations (id) ON DELETE CASCADE,
+    fingerprint VARCHAR NOT NULL, last_sequence INTEGER NOT NULL, file VARCHAR NOT NULL, created DATETIME NOT NULL);
+CREATE VIRTUAL TABLE turn_words USING fts5(scope, text, tokenize = 'porter ascii');
+CREATE VIRTUAL TABLE fact_words USING fts5(scope, text, tokenize = 'porter ascii')
+"""
+
+_TURN_VECTORS = """
+CREATE TABLE turn_embeddings (turn_id INTEGER PRIMARY KEY REFERENCES turns (id) ON DELETE CASCADE,
+    space_id INTEGER NOT NULL REFERENCES spaces (id), vector BLOB NOT NULL);
+ALTER TABLE spaces ADD COLUMN gate FLOAT
+"""
+
+
+def _run(connection: Connection, script: str) -> None:
+    for statement in script.split(";\n"):
+        connection.execute(text(statement))
+
+
+def _base(connection: Connection) -> None:
+    """The first schema."""
+    _run(connection, _BASE)
+
+
+def _turn_vectors(connection: Connection) -> None:
+    """Vectors of single turns, and the gate of a space."""
+    _run(connection, _TURN_VECTORS)
+
+
+MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [
+    ("0001-base", _base),
+    ("0002-turn-vectors", _turn_vectors),
+]
+
+
+def migrate(connection: Connection) -> list[str]:
+    """Applies what is missing, inside the caller's transaction. Returns the names applied now.
+
+    Raises:
+        StoreVersionError: the store knows a migration this code does not.
+    """
+    if not inspect(connection).has_table("migrations"):
+        connection.execute(text("CREATE TABLE migrations (name VARCHAR PRIMARY KEY, applied DATETIME NOT NULL)"))
+        connection.execute(text(f"PRAGMA application_id = {APPLICATION_ID}"))
+    applied = set(connection.scalars(select(Migration.name)))
+    unknown = sorted(applied - {name for name, _ in MIGRATIONS})
+    if unknown:
+        raise StoreVersionError(
+            f"the store was written by a newer memstream (it has migration {unknown[-1]!r}); upgrade memstream"
+        )
+    fresh = []
+    for name, step in MIGRATIONS:
+        if name not in applied:
+            step(connection)
+            connection.execute(Migration.__table__.insert().values(name=name, applied=now()))  # type: ignore[attr-defined]
+            fresh.append(name)
+    return fresh

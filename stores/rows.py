@@ -1,0 +1,263 @@
+"""Reading and writing owners, conversations and turns, inside the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from memstream.errors import InputError
+from memstream.stores import fulltext
+from memstream.stores import schema as db
+from memstream.stores.base import Scope, storable_text
+from memstream.stores.schema import TurnState
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn as stored.
+
+    Attributes:
+        id: its number, never reused.
+        sequence: place in its conversation, from 0; forgotten turns leave gaps.
+        role: ``user``, ``assistant``, or another the chat template knows.
+        text: what was said.
+        n_tokens: as counted by whoever wrote it.
+        created: UTC.
+        state: ``open`` while it is being said; ``cut`` where it was interrupted.
+        conversation_id: the conversation it belongs to.
+    """
+
+    id: int
+    sequence: int
+    role: str
+    text: str
+    n_tokens: int
+    created: datetime
+    state: TurnState
+    conversation_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationInfo:
+    """A conversation in a list."""
+
+    id: int
+    scope: Scope
+    created: datetime
+    n_turns: int
+
+
+TURN_COLUMNS = (
+    db.Turn.id,
+    db.Turn.sequence,
+    db.Turn.role,
+    db.Turn.text,
+    db.Turn.n_tokens,
+    db.Turn.created,
+    db.Turn.state,
+    db.Turn.conversation_id,
+)
+
+
+def find_owner(connection: Connection, scope: Scope) -> int | None:
+    """The id of a scope's (namespace, user); None where nothing was ever stored for it."""
+    return connection.scalar(
+        select(db.Owner.id).where(db.Owner.namespace == scope.namespace, db.Owner.user_key == (scope.user or ""))
+    )
+
+
+def ensure_owner(connection: Connection, scope: Scope) -> int:
+    """The id of a scope's owner, created if new."""
+    found = find_owner(connection, scope)
+    if found is None:
+        statement = insert(db.Owner).values(namespace=scope.namespace, user_key=scope.user or "")
+        found = connection.execute(statement.returning(db.Owner.id)).scalar_one()
+    return found
+
+
+def find_conversation(connection: Connection, scope: Scope) -> int | None:
+    """The id of the conversation a scope names; None where there is none."""
+    return connection.scalar(
+        select(db.Conversation.id)
+        .join(db.Owner, db.Owner.id == db.Conversation.owner_id)
+        .where(
+            db.Owner.namespace == scope.namespace,
+            db.Owner.user_key == (scope.user or ""),
+            db.Conversation.name == scope.conversation,
+        )
+    )
+
+
+def ensure_conversation(connection: Connection, scope: Scope) -> int:
+    """The id of the conversation a scope names, created if new."""
+    found = find_conversation(connection, scope)
+    if found is None:
+        owner = ensure_owner(connection, scope)
+        statement = insert(db.Conversation).values(owner_id=owner, name=scope.conversation, created=db.now())
+        found = connection.execute(statement.returning(db.Conversation.id)).scalar_one()
+    return found
+
+
+def conversations(connection: Connection, scope: Scope) -> list[ConversationInfo]:
+    """The conversations of (namespace, user), oldest first."""
+    n_turns = (
+        select(func.count()).select_from(db.Turn).where(db.Turn.conversation_id == db.Conversation.id).scalar_subquery()
+    )
+    statement = (
+        select(db.Conversation.id, db.Conversation.name, db.Conversation.created, n_turns)
+        .join(db.Owner, db.Owner.id == db.Conversation.owner_id)
+        .where(db.Owner.namespace == scope.namespace, db.Owner.user_key == (scope.user or ""))
+        .order_by(db.Conversation.id)
+    )
+    return [
+        ConversationInfo(row[0], Scope(scope.namespace, scope.user, row[1]), row[2], row[3])
+        for row in connection.execute(statement)
+    ]
+
+
+def users(connection: Connection, namespace: str) -> list[str]:
+    """The users of a namespace that have anything stored."""
+    statement = select(db.Owner.user_key).where(db.Owner.namespace == namespace, db.Owner.user_key != "")
+    return list(connection.scalars(statement.order_by(db.Owner.user_key)))
+
+
+def insert_turn(
+    connection: Connection, conversation_id: int, role: str, text: str, n_tokens: int, state: TurnState
+) -> int:
+    """Appends a turn; a turn that is not open gets its full-text row at once. Returns its id."""
+    text = storable_text(text)
+    last = connection.scalar(select(func.max(db.Turn.sequence)).where(db.Turn.conversation_id == conversation_id))
+    statement = insert(db.Turn).values(
+        conversation_id=conversation_id,
+        sequence=next_sequence(connection, conversation_id),
+        role=storable_text(role),
+        text=text,
+        n_tokens=n_tokens,
+        created=db.now(),
+        state=state,
+        superseded=False,
+    )
+    turn_id = connection.execute(statement.returning(db.Turn.id)).scalar_one()
+    if state != "open":
+        fulltext.add_turn(connection, turn_id, owner_of(connection, conversation_id), conversation_id, text)
+    return turn_id
+
+
+def next_sequence(connection: Connection, conversation_id: int) -> int:
+    """The sequence of a conversation's next turn."""
+    last = connection.scalar(select(func.max(db.Turn.sequence)).where(db.Turn.conversation_id == conversation_id))
+    return 0 if last is None else last + 1
+
+
+def finish_turn(
+    connection: Connection, conversation_id: int, turn_id: int, text: str | None, n_tokens: int | None, state: TurnState
+) -> None:
+    """Closes an open turn and writes its full-text row; ``text`` None keeps what it has.
+
+    Raises:
+        InputError: the turn is not an open turn of this conversation.
+    """
+    found = connection.execute(
+        select(db.Turn.text, db.Turn.n_tokens).where(
+            db.Turn.id == turn_id, db.Turn.conversation_id == conversation_id, db.Turn.state == "open"
+        )
+    ).one_or_none()
+    if found is None:
+        raise InputError(f"turn:{turn_id} is not an open turn of this conversation")
+    text = found.text if text is None else storable_text(text)
+    values = {"text": text, "state": state, "n_tokens": found.n_tokens if n_tokens is None else n_tokens}
+    connection.execute(update(db.Turn).where(db.Turn.id == turn_id).values(**values))
+    fulltext.add_turn(connection, turn_id, owner_of(connection, conversation_id), conversation_id, text)
+
+
+def owner_of(connection: Connection, conversation_id: int) -> int:
+    """The owner of a conversation that is known to exist."""
+    return connection.execute(
+        select(db.Conversation.owner_id).where(db.Conversation.id == conversation_id)
+    ).scalar_one()
+
+
+def open_turns(connection: Connection, conversation_id: int) -> list[int]:
+    """Ids of turns that a killed process left open."""
+    statement = select(db.Turn.id).where(db.Turn.conversation_id == conversation_id, db.Turn.state == "open")
+    return list(connection.scalars(statement.order_by(db.Turn.sequence)))
+
+
+def turns(
+    connection: Connection,
+    conversation_id: int,
+    *,
+    live_only: bool = True,
+    first: int | None = None,
+    last: int | None = None,
+) -> list[Turn]:
+    """Turns of a conversation in order, of sequences ``first`` to ``last`` inclusive; live are not superseded."""
+    statement = select(*TURN_COLUMNS).where(db.Turn.conversation_id == conversation_id)
+    if live_only:
+        statement = statement.where(db.Turn.superseded.is_(False))
+    if first is not None:
+        statement = statement.where(db.Turn.sequence >= first)
+    if last is not None:
+        statement = statement.where(db.Turn.sequence <= last)
+    return [Turn(*row) for row in connection.execute(statement.order_by(db.Turn.sequence))]
+
+
+def turns_before(connection: Connection, conversation_id: int, sequence: int, n: int) -> list[Turn]:
+    """The last ``n`` finished live turns before a sequence, in order."""
+    statement = (
+        select(*TURN_COLUMNS)
+        .where(
+            db.Turn.conversation_id == conversation_id,
+            db.Turn.superseded.is_(False),
+            db.Turn.state != "open",
+            db.Turn.sequence < sequence,
+        )
+        .order_by(db.Turn.sequence.desc())
+        .limit(n)
+    )
+    return [Turn(*row) for row in connection.execute(statement)][::-1]
+
+
+def turns_by_id(connection: Connection, ids: Collection[int]) -> dict[int, Turn]:
+    """Turns by their ids; unknown ids are left out."""
+    found: dict[int, Turn] = {}
+    for part in batches(ids):
+        for row in connection.execute(select(*TURN_COLUMNS).where(db.Turn.id.in_(part))):
+            found[row.id] = Turn(*row)
+    return found
+
+
+def live_turns(connection: Connection, conversation_id: int, turn_ids: Collection[int]) -> list[Turn]:
+    """Those of the turns that are finished, live and of this conversation, in order."""
+    found: list[Turn] = []
+    for part in batches(turn_ids):
+        statement = select(*TURN_COLUMNS).where(
+            db.Turn.id.in_(part),
+            db.Turn.conversation_id == conversation_id,
+            db.Turn.superseded.is_(False),
+            db.Turn.state != "open",
+        )
+        found.extend(Turn(*row) for row in connection.execute(statement))
+    return sorted(found, key=lambda turn: turn.sequence)
+
+
+def supersede(connection: Connection, conversation_id: int, turn_ids: Collection[int]) -> list[int]:
+    """Marks turns as superseded and removes their full-text rows and vectors. Returns their sequences."""
+    mine = [turn for turn in turns_by_id(connection, turn_ids).values() if turn.conversation_id == conversation_id]
+    missing = sorted(set(turn_ids) - {turn.id for turn in mine})
+    if missing:
+        raise InputError(f"turn:{missing[0]} is not a turn of this conversation")
+    for turn in mine:
+        connection.execute(update(db.Turn).where(db.Turn.id == turn.id).values(superseded=True))
+        connection.execute(delete(db.TurnEmbedding).where(db.TurnEmbedding.turn_id == turn.id))
+    fulltext.drop_turns(connection, [turn.id for turn in mine])
+    return sorted(turn.sequence for turn in mine)
+
+
+def batches(ids: Iterable[int], size: int = 500) -> Iterable[Sequence[int]]:
+    """Ids in pieces small enough for one statement."""
+    values = list(ids)
+    return (values[i : i + size] for i in range(0, len(values), size))

@@ -1,0 +1,186 @@
+"""The tables, typed. Migrations create them; a test holds both against each other.
+
+Full-text rows live in the FTS5 tables ``turn_words`` and ``fact_words`` (see fulltext.py).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from sqlalchemy import JSON, CheckConstraint, DateTime, ForeignKey, LargeBinary, String, Text, TypeDecorator
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+TurnState = Literal["open", "complete", "cut"]
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """Timezone-aware UTC times in a column that knows no zones."""
+
+    impl = DateTime
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.replace(tzinfo=UTC)
+
+
+def now() -> datetime:
+    """The time of a row, UTC."""
+    return datetime.now(UTC)
+
+
+class Base(DeclarativeBase):
+    """Base of every table."""
+
+
+class Migration(Base):
+    """A migration that was applied."""
+
+    __tablename__ = "migrations"
+    name: Mapped[str] = mapped_column(String, primary_key=True)
+    applied: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class Owner(Base):
+    """A (namespace, user); ``user_key`` is ``""`` for conversations without a user."""
+
+    __tablename__ = "owners"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    namespace: Mapped[str] = mapped_column(String)
+    user_key: Mapped[str] = mapped_column(String)
+
+
+class Conversation(Base):
+    """A named conversation of one owner."""
+
+    __tablename__ = "conversations"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
+    name: Mapped[str] = mapped_column(String)
+    created: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class Turn(Base):
+    """What was said. ``state`` is open, complete or cut; superseded turns are kept, never recalled."""
+
+    __tablename__ = "turns"
+    __table_args__ = (CheckConstraint("state IN ('open', 'complete', 'cut')"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    conversation_id: Mapped[int] = mapped_column(ForeignKey("conversations.id", ondelete="CASCADE"))
+    sequence: Mapped[int]
+    role: Mapped[str] = mapped_column(String)
+    text: Mapped[str] = mapped_column(Text)
+    n_tokens: Mapped[int]
+    created: Mapped[datetime] = mapped_column(UtcTime)
+    state: Mapped[TurnState] = mapped_column(String)
+    superseded: Mapped[bool]
+
+
+class Fact(Base):
+    """A remembered fact of an owner; of one conversation where there is no user."""
+
+    __tablename__ = "facts"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
+    conversation_id: Mapped[int | None] = mapped_column(ForeignKey("conversations.id", ondelete="CASCADE"))
+    text: Mapped[str] = mapped_column(Text)
+    created: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class Pin(Base):
+    """A fact that is recalled every time."""
+
+    __tablename__ = "pins"
+    fact_id: Mapped[int] = mapped_column(ForeignKey("facts.id", ondelete="CASCADE"), primary_key=True)
+    created: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class Chunk(Base):
+    """A key: a window of turns, a summary of turns, or a fact. Its id is the vector's id, never reused."""
+
+    __tablename__ = "chunks"
+    __table_args__ = (CheckConstraint("kind IN ('window', 'summary', 'fact')"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
+    conversation_id: Mapped[int | None] = mapped_column(ForeignKey("conversations.id", ondelete="CASCADE"))
+    fact_id: Mapped[int | None] = mapped_column(ForeignKey("facts.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String)
+    first_sequence: Mapped[int | None]
+    last_sequence: Mapped[int | None]
+    text: Mapped[str] = mapped_column(Text)
+
+
+class Derived(Base):
+    """A text made from turns (a summary): a key that points to its sources, never recalled itself."""
+
+    __tablename__ = "derived"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    chunk_id: Mapped[int] = mapped_column(ForeignKey("chunks.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String)
+    text: Mapped[str] = mapped_column(Text)
+    sources: Mapped[list[int]] = mapped_column(JSON)
+
+
+class Space(Base):
+    """The embedding space of the store's vectors; ``gate`` is the calibrated least cosine of a hit."""
+
+    __tablename__ = "spaces"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String)
+    fingerprint: Mapped[str] = mapped_column(String)
+    dimension: Mapped[int]
+    normalised: Mapped[bool]
+    gate: Mapped[float | None]
+
+
+class Embedding(Base):
+    """The vector of a chunk, float16 [dimension]."""
+
+    __tablename__ = "embeddings"
+    chunk_id: Mapped[int] = mapped_column(ForeignKey("chunks.id", ondelete="CASCADE"), primary_key=True)
+    space_id: Mapped[int] = mapped_column(ForeignKey("spaces.id"))
+    vector: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class TurnEmbedding(Base):
+    """The vector of a single turn, float16 [dimension]: scores turns inside the windows that were found."""
+
+    __tablename__ = "turn_embeddings"
+    turn_id: Mapped[int] = mapped_column(ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True)
+    space_id: Mapped[int] = mapped_column(ForeignKey("spaces.id"))
+    vector: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Event(Base):
+    """A change of the set of vectors, in order; written in the transaction that makes the change."""
+
+    __tablename__ = "events"
+    __table_args__ = (CheckConstraint("action IN ('add', 'delete')"),)
+    sequence: Mapped[int] = mapped_column(primary_key=True)
+    action: Mapped[str] = mapped_column(String)
+    chunk_id: Mapped[int]
+
+
+class IndexState(Base):
+    """What the newest index file must say about itself."""
+
+    __tablename__ = "index_state"
+    space_id: Mapped[int] = mapped_column(ForeignKey("spaces.id"), primary_key=True)
+    last_sequence: Mapped[int]
+    count: Mapped[int]
+    checksum: Mapped[str] = mapped_column(String)
+
+
+class Snapshot(Base):
+    """A saved cache of a conversation, a file beside the store."""
+
+    __tablename__ = "snapshots"
+    conversation_id: Mapped[int] = mapped_column(ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(String)
+    last_sequence: Mapped[int]
+    file: Mapped[str] = mapped_column(String)
+    created: Mapped[datetime] = mapped_column(UtcTime)
