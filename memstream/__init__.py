@@ -10,8 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memstream.agent import Agent
     from memstream.config import CacheConfig, GenerationConfig, RecallConfig
     from memstream.errors import (
+        BusyError,
         CapacityError,
         ConfigError,
         ConversationBusyError,
@@ -29,12 +31,15 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from memstream.report import Evicted, ForgetReceipt, Recalled, Reply, Timings, Usage, Why
+    from memstream.session import Session
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "memstream.agent": ("Agent",),
     "memstream.config": ("CacheConfig", "GenerationConfig", "RecallConfig"),
     "memstream.errors": (
+        "BusyError",
         "CapacityError",
         "ConfigError",
         "ConversationBusyError",
@@ -52,10 +57,13 @@ _HOMES = {
         "UnsupportedModelError",
     ),
     "memstream.report": ("Evicted", "ForgetReceipt", "Recalled", "Reply", "Timings", "Usage", "Why"),
+    "memstream.session": ("Session",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Agent",
+    "BusyError",
     "CacheConfig",
     "CapacityError",
     "ConfigError",
@@ -74,6 +82,7 @@ __all__ = [
     "Recalled",
     "ReplayError",
     "Reply",
+    "Session",
     "StoreCorruptError",
     "StoreError",
     "StoreVersionError",

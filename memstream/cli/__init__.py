@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import sys
+from typing import Any
 
 import click
 
@@ -45,6 +46,16 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader (head, less) has seen enough. Point stdout elsewhere, or the interpreter complains on exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        return result
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
@@ -74,7 +85,6 @@ def run(arguments: list[str] | None = None) -> int:
     """Runs one command line and returns its exit status; prints errors as one sentence on stderr."""
     try:
         result = group.main(args=arguments, prog_name="memstream", standalone_mode=False)
-        sys.stdout.flush()
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
         return 130
@@ -86,10 +96,6 @@ def run(arguments: list[str] | None = None) -> int:
     except MemstreamError as error:
         click.echo(click.style("error: ", fg="red") + str(error), err=True, color=_color())
         return 1
-    except BrokenPipeError:
-        # The reader (head, less) has gone. Point stdout elsewhere, or the interpreter complains when it flushes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         return 130

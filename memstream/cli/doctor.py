@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import platform
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +109,13 @@ def _store(path: Path, problems: list[str]) -> dict[str, Any]:
     """Checks the store when there is one."""
     if not path.exists():
         return {"path": str(path), "exists": False, "health": None}
-    from memstream.memory import Memory
+    from memstream.memory import Memory, SqlStore
 
     click.echo(f"checking {path}", err=True)
     wrong: list[str] = []
     try:
-        memory = Memory.open(path, embedder=None, recall=RecallConfig())
-        try:
+        with closing(Memory(SqlStore.open(path, create=False), None, RecallConfig())) as memory:
             wrong = list(memory.verify().problems)
-        finally:
-            memory.close()
     except MemstreamError as error:
         wrong = [str(error)]
     problems.extend(f"the store {path}: {line}" for line in wrong)

@@ -22,6 +22,12 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, di
     return status, found
 
 
+@pytest.fixture
+def models_are_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips reading every byte of the models, which takes seconds."""
+    monkeypatch.setattr("memstream.cli.doctor.check_model", lambda alias: [])
+
+
 def test_a_healthy_machine(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     status, found = doctor(capsys)
     assert (status, found["problems"]) == (0, [])
@@ -36,6 +42,7 @@ def test_a_healthy_machine(capsys: pytest.CaptureFixture[str], home: Path) -> No
     assert found["store"] == {"path": str(home / "memstream.db"), "exists": False, "health": None}
 
 
+@pytest.mark.usefixtures("models_are_good")
 def test_people_get_the_same_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor"]) == 0
     captured = capsys.readouterr()
@@ -44,6 +51,7 @@ def test_people_get_the_same_as_lines(capsys: pytest.CaptureFixture[str]) -> Non
     assert captured.err.endswith("no problems found\n")
 
 
+@pytest.mark.usefixtures("models_are_good")
 @pytest.mark.parametrize(("value", "said"), [("triton", "torch kernels only"), ("fast", "allowed: 'auto', 'torch'")])
 def test_a_kernel_path_that_is_not_there(
     value: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -70,6 +78,7 @@ def test_a_damaged_conversion(capsys: pytest.CaptureFixture[str], home: Path, sm
     assert "model.safetensors is missing; delete" in problem
 
 
+@pytest.mark.usefixtures("models_are_good")
 def test_a_file_that_is_no_store(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     (home / "memstream.db").write_bytes(b"not a database at all" * 100)
     status, found = doctor(capsys)
@@ -77,6 +86,7 @@ def test_a_file_that_is_no_store(capsys: pytest.CaptureFixture[str], home: Path)
     assert found["store"] == {"path": str(home / "memstream.db"), "exists": True, "health": "damaged"}
 
 
+@pytest.mark.usefixtures("models_are_good")
 def test_a_healthy_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from memstream.stores.sql import SqlStore
 

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     # The agent and its parts.
     "template": {"models"},
     "conversation": BELOW_AGENT | {"template"},
-    "session": BELOW_AGENT | {"template", "conversation"},
+    "session": BELOW_AGENT | {"conversation", "agent"},  # a session is a handle on its agent
     "agent": BELOW_AGENT | {"template", "conversation", "session"},
     # The front doors.
     "replay": BELOW_AGENT | AGENT,
