@@ -129,7 +129,6 @@ def insert_turn(
 ) -> int:
     """Appends a turn; a turn that is not open gets its full-text row at once. Returns its id."""
     text = storable_text(text)
-    last = connection.scalar(select(func.max(db.Turn.sequence)).where(db.Turn.conversation_id == conversation_id))
     statement = insert(db.Turn).values(
         conversation_id=conversation_id,
         sequence=next_sequence(connection, conversation_id),

@@ -69,6 +69,25 @@ def find(connection: Connection, scope: Scope, memory_id: str) -> tuple[View, ro
     return view, found
 
 
+def scope_of(connection: Connection, memory_id: str) -> Scope | None:
+    """The scope a memory belongs to; None where there is none under that id.
+
+    Raises:
+        InputError: it is not an id.
+    """
+    kind, number = parse_id(memory_id)
+    table = db.Turn if kind == "turn" else db.Fact
+    place = select(db.Owner.namespace, db.Owner.user_key, db.Conversation.name).where(table.id == number)
+    if kind == "turn":
+        place = place.join(db.Conversation, db.Conversation.id == db.Turn.conversation_id)
+        place = place.join(db.Owner, db.Owner.id == db.Conversation.owner_id)
+    else:
+        place = place.join(db.Owner, db.Owner.id == db.Fact.owner_id)
+        place = place.outerjoin(db.Conversation, db.Conversation.id == db.Fact.conversation_id)
+    row = connection.execute(place).one_or_none()
+    return None if row is None else Scope(row[0], row[1] or None, row[2])
+
+
 def forget(store: SqlStore, scope: Scope, memory_id: str) -> Forgotten:
     """Removes a memory and everything made from it, in one transaction; the caller purges the files afterwards.
 

@@ -119,6 +119,11 @@ class Memory:
         with self.store.read() as connection:
             return rows.users(connection, namespace)
 
+    def scope_of(self, memory_id: str) -> Scope | None:
+        """Whose a memory is; None where there is none under that id: for operators, not for conversations."""
+        with self.store.read() as connection:
+            return forgetting.scope_of(connection, memory_id)
+
     def rename_conversation(self, scope: Scope, name: str) -> None:
         """Renames the scope's conversation.
 

@@ -68,8 +68,12 @@ class View:
         mine = db.Conversation.owner_id == self.owner_id
         if self.conversation_id is not None:
             mine = and_(mine, db.Turn.conversation_id == self.conversation_id)
+        return and_(mine, self.recallable_turns())
+
+    def recallable_turns(self) -> ColumnElement[bool]:
+        """Which turns under a visible key may be recalled, as SQL over turns alone."""
         outside = or_(db.Turn.conversation_id != self.asking_id, db.Turn.sequence < self.window_from)
-        return and_(mine, outside, db.Turn.superseded.is_(False), db.Turn.state != "open")
+        return and_(outside, db.Turn.superseded.is_(False), db.Turn.state != "open")
 
 
 def view_of(connection: Connection, scope: Scope, window_from: int | None) -> View | None:
@@ -143,9 +147,9 @@ def make_query(query_turns: Sequence[str], embedder: Embedder | None) -> Query:
     terms = dict.fromkeys(newest, 1.0)
     weights = [1.0]
     for text in reversed(texts[:-1]):
-        for term in fulltext.query_terms(text, _MAX_TERMS):
-            if len(terms) < _MAX_TERMS:
-                terms.setdefault(term, weight)
+        context = [term for term in fulltext.query_terms(text, _MAX_TERMS) if term not in terms]
+        for term in context[: _MAX_TERMS - len(terms)]:
+            terms[term] = weight / len(context)  # a long turn must not drown the newest one
         weights.append(weight)
         weight /= 2
     vector = None
@@ -269,8 +273,7 @@ class _Ranking:
                     db.Turn.sequence >= db.Chunk.first_sequence,
                     db.Turn.sequence <= db.Chunk.last_sequence,
                 ))
-                .join(db.Conversation, db.Conversation.id == db.Turn.conversation_id)
-                .where(db.Chunk.id.in_(part), self._view.turns())
+                .where(db.Chunk.id.in_(part), self._view.recallable_turns())
             )  # fmt: skip
             for row in self._connection.execute(statement):
                 keys.setdefault(row[0], _Key(dense=dense.get(row[0]))).turns.append(Turn(*row[1:]))

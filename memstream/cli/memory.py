@@ -1,0 +1,189 @@
+"""``memstream memory list|search|show|forget|verify``: what an operator sees of a store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from memstream.config import RecallConfig, memstream_home
+from memstream.errors import DimensionMismatchError, InputError, ModelNotFoundError
+from memstream.memory import Memory, Scope, SentenceTransformerEmbedder, SqlStore
+from memstream.report import Recalled, as_json
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_LINE_CHARS = 100
+
+
+@click.group()
+def command() -> None:
+    """Look into the store: list, search, show, forget, verify."""
+
+
+_STORE = click.option(
+    "--store", default=None, metavar="FILE", help="The store.  [default: $MEMSTREAM_HOME/memstream.db]"
+)
+_USER = click.option("--user", default=None, help="Whose memory; without it: conversations that have no user.")
+_NAMESPACE = click.option("--namespace", default="default", show_default=True, help="The tenant.")
+_JSON = click.option("--json", "as_json_", is_flag=True, help="Print JSON.")
+
+
+def _options(function: _Command) -> _Command:
+    """The options of every subcommand that looks at one user's memory."""
+    return _STORE(_USER(_NAMESPACE(_JSON(function))))
+
+
+@contextmanager
+def _open(store: str | None, *, search_vectors: bool = False) -> Iterator[Memory]:
+    """The store's memory; with vectors only where the default embedder is the one that made them."""
+    opened = SqlStore.open(memstream_home() / "memstream.db" if store is None else store, create=False)
+    memory = None
+    if search_vectors:
+        try:
+            memory = Memory(opened, SentenceTransformerEmbedder(), RecallConfig())
+        except (ModelNotFoundError, DimensionMismatchError) as error:
+            click.echo(f"searching words only: {error}", err=True)
+    if memory is None:
+        memory = Memory(opened, None, RecallConfig())
+    try:
+        yield memory
+    finally:
+        memory.close()
+
+
+def _scopes(memory: Memory, namespace: str, user: str | None) -> list[Scope]:
+    """The user's scope, or those of all conversations without a user."""
+    if user is not None:
+        return [Scope(namespace, user)]
+    users = memory.list_users(namespace)
+    if users:
+        shown = ", ".join(users[:10]) + (", ..." if len(users) > 10 else "")
+        click.echo(f"without --user only conversations that have none; users here: {shown}", err=True)
+    return [info.scope for info in memory.list_conversations(Scope(namespace))]
+
+
+def _scope_of(memory: Memory, namespace: str, user: str | None, memory_id: str) -> Scope:
+    """The scope in which an id can be looked up.
+
+    Raises:
+        InputError: there is no such memory for the user, or without a user.
+    """
+    if user is not None:
+        return Scope(namespace, user)
+    scope = memory.scope_of(memory_id)
+    if scope is None or scope.user is not None or scope.namespace != namespace:
+        raise InputError(f"there is no {memory_id} in conversations without a user; name the user with --user")
+    return scope
+
+
+def _line(item: Recalled) -> str:
+    text = " ".join(item.text.split())
+    text = text if len(text) <= _LINE_CHARS else text[: _LINE_CHARS - 1] + "…"
+    return f"{item.id:12} {item.time:%Y-%m-%d %H:%M}  {item.role:9}  {text}"
+
+
+def _print(items: list[Recalled], as_json_: bool, nothing: str) -> None:
+    if as_json_:
+        click.echo(json.dumps(as_json(items), indent=2, ensure_ascii=False))
+        return
+    for item in items:
+        click.echo(_line(item))
+    if not items:
+        click.echo(nothing, err=True)
+
+
+@command.command("list")
+@_options
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="The newest so many turns.")
+def list_command(store: str | None, user: str | None, namespace: str, as_json_: bool, limit: int) -> None:
+    """List the newest memories, oldest of them first."""
+    with _open(store) as memory:
+        found = [item for scope in _scopes(memory, namespace, user) for item in memory.memories(scope, limit=limit)]
+    found.sort(key=lambda item: item.time)
+    _print(found[-limit:], as_json_, "nothing is remembered there")
+
+
+@command.command("search")
+@_options
+@click.option("--limit", default=10, show_default=True, type=click.IntRange(1), help="The best so many.")
+@click.argument("query")
+def search_command(store: str | None, user: str | None, namespace: str, as_json_: bool, limit: int, query: str) -> None:
+    """Search memories, best first, and tell why each was found."""
+    with _open(store, search_vectors=True) as memory:
+        scopes = _scopes(memory, namespace, user)
+        found = [item for scope in scopes for item in memory.search(scope, query, limit=limit)]
+    found.sort(key=lambda item: -item.why.score)
+    if as_json_ or not found:
+        _print(found[:limit], as_json_, f"nothing found for {query!r}")
+        return
+    for item in found[:limit]:
+        click.echo(_line(item))
+        dense = "-" if item.why.dense is None else f"{item.why.dense:.2f}"
+        lexical = "-" if item.why.lexical is None else f"{item.why.lexical:.2f}"
+        terms = f" ({', '.join(item.why.terms)})" if item.why.terms else ""
+        click.echo(f"{'':12} score {item.why.score:.2f}: meaning {dense}, words {lexical}{terms}")
+
+
+@command.command("show")
+@_options
+@click.argument("memory_id", metavar="ID")
+def show_command(store: str | None, user: str | None, namespace: str, as_json_: bool, memory_id: str) -> None:
+    """Show one memory in full, such as turn:17 or fact:3."""
+    with _open(store) as memory:
+        item = memory.show(_scope_of(memory, namespace, user, memory_id), memory_id)
+    if as_json_:
+        click.echo(json.dumps(as_json(item), indent=2, ensure_ascii=False))
+        return
+    where = "" if item.conversation is None else f", conversation {item.conversation}"
+    click.echo(f"{item.id}, {item.role}, {item.time:%Y-%m-%d %H:%M:%S} UTC{where}")
+    click.echo(item.text)
+
+
+@command.command("forget")
+@_options
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.argument("memory_id", metavar="ID")
+def forget_command(
+    store: str | None, user: str | None, namespace: str, as_json_: bool, yes: bool, memory_id: str
+) -> None:
+    """Forget a memory completely, such as turn:17 or fact:3, and print the receipt."""
+    with _open(store) as memory:
+        scope = _scope_of(memory, namespace, user, memory_id)
+        item = memory.show(scope, memory_id)
+        if not yes:
+            click.echo(_line(item), err=True)
+            click.confirm("Forget this for good?", abort=True, err=True)
+        receipt = memory.forget(scope, memory_id)
+    if as_json_:
+        click.echo(json.dumps(as_json(receipt), indent=2))
+    else:
+        removed = ", ".join(f"{n} {table}" for table, n in receipt.removed.items() if n)
+        click.echo(f"forgot {receipt.id}: {removed}, {receipt.snapshots} snapshots")
+        click.echo("searched again: nothing left" if receipt.verified else "searched again: NOT verified")
+    if receipt.echoes:
+        click.echo(f"these quote it and are still there: {', '.join(receipt.echoes)}", err=True)
+    click.echo("conversations that are open in other processes keep what they have read until they close", err=True)
+    if not receipt.verified:
+        click.echo("another process keeps the store's files busy; stop it, then run: memstream memory verify", err=True)
+        raise click.exceptions.Exit(1)
+
+
+@command.command("verify")
+@_STORE
+@_JSON
+def verify_command(store: str | None, as_json_: bool) -> None:
+    """Check that the whole store is in order (all users); exit status 1 if not."""
+    with _open(store) as memory:
+        report = memory.verify()
+    if as_json_:
+        click.echo(json.dumps(as_json(report), indent=2))
+    else:
+        for problem in report.problems:
+            click.echo(problem)
+        counts = ", ".join(f"{n} {table}" for table, n in report.counts.items())
+        click.echo(f"{len(report.problems)} problems in {counts}; {report.pending} texts wait for their vector")
+    if report.problems:
+        raise click.exceptions.Exit(1)
