@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memstream.config import CacheConfig
-from memstream.errors import CapacityError
+from memstream.errors import BusyError, CapacityError
 from memstream.kernels.token_nll import token_nll
 from memstream.streaming.layout import Layout, Piece
 from memstream.streaming.model import StreamingModel
@@ -44,6 +44,24 @@ class Engine:
         """Bytes of the whole cache; never changes."""
         return self.cache.bytes
 
+    def pinned(self, pinned_tokens: int) -> int:
+        """How many tokens are pinned for a system turn of this length.
+
+        Raises:
+            CapacityError: the system turn is too long to be pinned.
+        """
+        config = self.config
+        sinks = max(config.sink_tokens, pinned_tokens)
+        most = max(
+            config.sink_tokens, min(config.max_pinned, config.total - config.memory_tokens - config.evict_tokens)
+        )
+        if sinks > most:
+            raise CapacityError(
+                f"the system turn takes {pinned_tokens} tokens, but at most {most} can be pinned in a cache of "
+                f"{config.total}; shorten it, or raise max_pinned_tokens or cache_tokens"
+            )
+        return sinks
+
     def admit(self, *, pinned_tokens: int = 0) -> Row:
         """Gives a conversation a row; its first tokens become the sinks.
 
@@ -53,18 +71,12 @@ class Engine:
         Raises:
             CapacityError: no row is free, or the system turn is too long to be pinned.
         """
-        config = self.config
-        sinks = max(config.sink_tokens, pinned_tokens)
-        most = min(config.max_pinned, config.total - config.memory_tokens - config.evict_tokens)
-        if sinks > max(most, config.sink_tokens):
-            raise CapacityError(
-                f"the system turn takes {pinned_tokens} tokens, but at most {most} can be pinned in a cache of "
-                f"{config.total}; shorten it, or raise max_pinned_tokens or cache_tokens"
-            )
+        sinks = self.pinned(pinned_tokens)
         with self._lock:
             if not self._free:
                 raise CapacityError("all rows are taken; another conversation has to leave first")
             index = self._free.pop(0)
+        config = self.config
         layout = Layout(
             cache_tokens=config.total,
             sink_tokens=sinks,
@@ -187,3 +199,23 @@ class Engine:
     def _compute(self, rows: Sequence[Row], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
         ids = torch.tensor([list(t) for t in tokens], device=self.model.device)
         return self.model.forward(self.cache, [row.index for row in rows], pieces, ids)
+
+
+class TurnQueue:
+    """One turn at a time; other threads wait. Waiting for oneself would be for ever, so it is an error."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def __enter__(self) -> None:
+        if self._owner == threading.get_ident():
+            raise BusyError(
+                "a reply of this agent is still being streamed in this thread; finish iterating over it, or close it"
+            )
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *exception: object) -> None:
+        self._owner = None
+        self._lock.release()

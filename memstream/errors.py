@@ -3,6 +3,7 @@
     MemstreamError
     ├── ConfigError              a setting is wrong: names the field, the value and the allowed range
     ├── InputError               a text or file handed in cannot be taken as it is
+    ├── BusyError                a reply is still being streamed where another one was asked for
     ├── CapacityError            something does not fit: says both numbers
     ├── ModelError
     │   ├── ModelNotFoundError       no model under that name, or not reachable now
@@ -30,6 +31,10 @@ class ConfigError(MemstreamError, ValueError):
 
 class InputError(MemstreamError, ValueError):
     """A text or file handed in cannot be taken as it is."""
+
+
+class BusyError(MemstreamError):
+    """A reply is still being streamed in the same thread; finish it or close it first."""
 
 
 class CapacityError(MemstreamError):

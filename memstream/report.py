@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -82,6 +83,28 @@ class Timings:
     first_token_ms: float = 0.0
     decode_ms: float = 0.0
     total_ms: float = 0.0
+
+
+class Clock:
+    """Milliseconds per stage of a turn."""
+
+    def __init__(self) -> None:
+        self._begun = self._last = time.perf_counter()
+        self._stages: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """Ends a stage."""
+        now = time.perf_counter()
+        self._stages[stage] = (now - self._last) * 1000
+        self._last = now
+
+    def first(self) -> None:
+        """Notes the first piece of text; later calls change nothing."""
+        self._stages.setdefault("first_token_ms", (time.perf_counter() - self._begun) * 1000)
+
+    def timings(self) -> Timings:
+        """All stages so far."""
+        return Timings(**self._stages, total_ms=(time.perf_counter() - self._begun) * 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,397 @@
+"""An endless conversation in a fixed cache that remembers: the life of a turn is ``Agent._turn``."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from memstream.config import CacheConfig, GenerationConfig, RecallConfig, memstream_home, read_toml
+from memstream.conversation import Conversation
+from memstream.engine import Engine, TurnQueue
+from memstream.errors import ConfigError, InputError, StoreError
+from memstream.memory import (
+    ConversationInfo,
+    Embedder,
+    Memory,
+    Scope,
+    SentenceTransformerEmbedder,
+    SqlStore,
+    storable_text,
+)
+from memstream.models import DEFAULT_MODEL, fingerprint_of, load_model
+from memstream.report import Clock, Evicted, ForgetReceipt, Recalled, Reply, Usage
+from memstream.session import Session
+from memstream.streaming.model import StreamingModel
+from memstream.template import ChatTemplate
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CONVERSATION = "default"
+_MOST_KEPT = 32  # conversations that the short forms keep open
+
+
+class Agent:
+    """A model, a store and a fixed cache: one object to talk to.
+
+    Args:
+        model: an alias, a Hugging Face id, a local folder or a .gguf file; or a loaded ``transformers`` model, which
+            from then on is used through this agent only.
+        tokenizer: of a loaded model.
+        system: the system text, pinned for the whole conversation.
+        store: an SQLAlchemy URL or a path; None: ``$MEMSTREAM_HOME/memstream.db``; ``"memory"`` keeps nothing.
+        namespace: memories of different namespaces never meet.
+        cache: size and shape of the key/value cache.
+        recall: what is put back on each turn.
+        generation: how replies are decoded.
+        embedder: turns texts into vectors; None: all-MiniLM-L6-v2.
+        chat_template: a Jinja template, for a base model.
+        logits_processors: transformers logits processors; they see the window and the reply so far.
+        device: such as ``cpu`` or ``cuda``.
+        dtype: such as ``float32``; None: what suits the device.
+        revision: of a model on the hub.
+        trust_remote_code: runs code that a model brings with it.
+
+    Raises:
+        ModelNotFoundError: no such model, or it cannot be reached.
+        UnsupportedModelError: streaming it would be subtly wrong.
+        ConfigError: a setting that does not fit.
+        StoreError: the store cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Any = DEFAULT_MODEL,
+        *,
+        tokenizer: Any = None,
+        system: str | None = None,
+        store: str | os.PathLike[str] | None = None,
+        namespace: str = "default",
+        cache: CacheConfig | None = None,
+        recall: RecallConfig | None = None,
+        generation: GenerationConfig | None = None,
+        embedder: Embedder | None = None,
+        chat_template: str | None = None,
+        logits_processors: Sequence[Any] = (),
+        device: str = "auto",
+        dtype: str | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.namespace = namespace
+        self.system = system
+        self.cache = cache or CacheConfig()
+        self.recall = recall or RecallConfig()
+        self.generation = generation or GenerationConfig()
+        self._processors = logits_processors
+        if isinstance(model, (str, os.PathLike)):
+            loaded = load_model(
+                os.fspath(model), device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
+            )
+            model, tokenizer, fingerprint = loaded.model, loaded.tokenizer, loaded.fingerprint
+        elif tokenizer is None:
+            raise ConfigError("Agent(model=...) was given a loaded model; give its tokenizer=... too")
+        else:
+            fingerprint = fingerprint_of(model, tokenizer)
+        self._template = ChatTemplate(tokenizer, chat_template=chat_template, eos_ids=_eos_ids(model))
+        self._engine = Engine(StreamingModel(model, fingerprint=fingerprint), self.cache)
+        opening = self._template.opening(system)
+        self._engine.pinned(len(opening.tokens) if opening.pinned else 0)
+        self.memory = Memory(
+            SqlStore.open(_default_store() if store is None else store),
+            embedder or SentenceTransformerEmbedder(),
+            self.recall,
+        )
+        self._open: dict[Scope, Conversation] = {}
+        self._n_sessions: dict[Scope, int] = {}
+        self._registry = threading.RLock()
+        self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
+        self._queue = TurnQueue()  # one row: one turn at a time
+        self._closed = False
+        atexit.register(_close_at_exit, weakref.ref(self))
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str], **overrides: Any) -> Self:
+        """Builds an agent from a TOML file: top-level keys as in ``Agent``, tables ``cache recall generation``.
+
+        Raises:
+            ConfigError: the file cannot be read, or holds an unknown key or a value out of range.
+        """
+        values = read_toml(path)
+        tables: dict[str, type[CacheConfig] | type[RecallConfig] | type[GenerationConfig]] = {
+            "cache": CacheConfig,
+            "recall": RecallConfig,
+            "generation": GenerationConfig,
+        }
+        plain = ("model", "system", "store", "namespace", "chat_template", "device", "dtype", "revision")
+        unknown = sorted(set(values) - set(tables) - set(plain))
+        if unknown:
+            raise ConfigError(f"unknown key {unknown[0]!r} in {os.fspath(path)}; known keys: {', '.join(plain)}")
+        for name, settings in tables.items():
+            if name in values:
+                values[name] = settings.from_mapping(values[name])
+        return cls(**{**values, **overrides})
+
+    # Talking
+
+    def chat(self, text: str, *, session: str = DEFAULT_CONVERSATION, user: str | None = None) -> Reply:
+        """Says something in a conversation and returns the whole reply; the short form of ``session(...).chat``."""
+        return self._kept_session(session, user).chat(text)
+
+    def stream(self, text: str, *, session: str = DEFAULT_CONVERSATION, user: str | None = None) -> Iterator[str]:
+        """Says something and yields the reply piece by piece; the short form of ``session(...).stream``."""
+        return self._kept_session(session, user).stream(text)
+
+    async def achat(self, text: str, *, session: str = DEFAULT_CONVERSATION, user: str | None = None) -> Reply:
+        """``chat`` for asyncio: the event loop stays free."""
+        return await self._kept_session(session, user).achat(text)
+
+    def astream(self, text: str, *, session: str = DEFAULT_CONVERSATION, user: str | None = None) -> AsyncIterator[str]:
+        """``stream`` for asyncio: the event loop stays free between pieces."""
+        return self._kept_session(session, user).astream(text)
+
+    def session(self, *, user: str | None = None, name: str = DEFAULT_CONVERSATION, wait_s: float = 0.0) -> Session:
+        """Opens a conversation of a user, and owns it until the session is closed.
+
+        Args:
+            user: whose memory is used; None: only what was said in this conversation.
+            name: of the conversation; an existing one is continued.
+            wait_s: how long to wait for another process that owns it.
+
+        Raises:
+            ConversationBusyError: another process owns the conversation.
+        """
+        return Session(self, self._acquire(Scope(self.namespace, user, name), wait_s))
+
+    def run(self, conversation: Conversation, text: str, config: GenerationConfig, session: Session) -> Iterator[str]:
+        """Queues for the row, then lives one turn; ``session.last`` has the report afterwards."""
+        text = _checked(text)
+        with self._queue:
+            self._make_resident(conversation)
+            yield from self._turn(conversation, text, config, session)
+
+    def _turn(self, conversation: Conversation, text: str, config: GenerationConfig, session: Session) -> Iterator[str]:
+        """The life of a turn: store, plan, recall, prefill, decode, store, report."""
+        clock = Clock()
+        handle, recall = conversation.handle, self.recall
+        tokens = conversation.user_tokens(text, cue=recall.enabled)
+
+        # 1. The user's turn is in the store before anything is computed.
+        user = handle.begin_turn("user", text, len(tokens))
+        try:
+            conversation.begin(handle.turn(user))
+            clock.lap("store_ms")
+
+            # 2. What will still be in the window is known from integers; everything else can be recalled.
+            notes: Sequence[Recalled] = ()
+            if recall.enabled and self.cache.memory_tokens:
+                notes = self.memory.recall(
+                    handle.scope,
+                    conversation.latest(recall.query_turns),
+                    window_from=conversation.window_from(len(tokens)),
+                    budget_tokens=conversation.note_budget(),
+                    count_tokens=conversation.count_note,
+                ).notes
+            tokens = conversation.user_tokens(text, cue=bool(notes))
+            clock.lap("recall_ms")
+
+            # 3. The memory segment is replaced only if it changes, and nothing else is recomputed.
+            done, memory_tokens = conversation.set_notes(notes, tokens)
+            clock.lap("memory_ms")
+
+            # 4. The turn is prefilled in pieces; whole old exchanges leave as planned.
+            conversation.prefill(tokens[done:], session.is_cancelled)
+            clock.lap("prefill_ms")
+
+            # 5. The reply is decoded and streamed out; it is stored also when it is cut off.
+            assistant = handle.begin_turn("assistant", "", 0)
+            decoding = conversation.decode(config, session.is_cancelled, self._processors)
+            try:
+                for piece in decoding:
+                    clock.first()
+                    yield piece
+            finally:
+                clock.lap("decode_ms")
+                whole = decoding.finish_reason in ("stop", "length")
+                handle.finish_turn(assistant, decoding.text, decoding.n_tokens, "complete" if whole else "cut")
+                conversation.end(handle.turn(assistant))
+
+                # 6. What left the window is summarised off the reply's path. 7. The caller gets the report.
+                layout = conversation.resident.layout
+                session.last = Reply(
+                    text=decoding.text,
+                    finish_reason=decoding.finish_reason,
+                    recalled=tuple(notes),
+                    evicted=tuple(conversation.take_evicted()),
+                    usage=Usage(
+                        prompt_tokens=len(tokens) + memory_tokens,
+                        reply_tokens=decoding.n_tokens,
+                        memory_tokens=layout.memory,
+                        window_tokens=layout.window,
+                    ),
+                    timings=clock.timings(),
+                    cache_bytes=self.cache_bytes,
+                )
+        except GeneratorExit:
+            raise
+        except BaseException:
+            conversation.drop()  # rebuilt from the store next time, so that store and cache never disagree
+            raise
+
+    def take_in(self, conversation: Conversation, user: str, assistant: str) -> tuple[Evicted, ...]:
+        """Stores and prefills an exchange that happened elsewhere; nothing is recalled or generated."""
+        user, assistant = _checked(user), _checked(assistant)
+        with self._queue:
+            self._make_resident(conversation)
+            tokens = conversation.exchange_tokens(user, assistant)
+            handle = conversation.handle
+            said = handle.begin_turn("user", user, len(tokens))
+            answered = handle.begin_turn("assistant", "", 0)
+            handle.finish_turn(answered, assistant, 0, "complete")
+            try:
+                conversation.take_in(handle.turn(said), handle.turn(answered), tokens)
+            except BaseException:
+                conversation.drop()
+                raise
+            return tuple(conversation.take_evicted())
+
+    # Remembering and forgetting
+
+    def conversations(self, *, user: str | None = None) -> list[ConversationInfo]:
+        """Conversations of a user, oldest first."""
+        return self.memory.list_conversations(Scope(self.namespace, user))
+
+    def forget(self, id: str, *, session: str = DEFAULT_CONVERSATION, user: str | None = None) -> ForgetReceipt:
+        """Forgets a memory everywhere: store, index, summaries, snapshots, and every open cache that may have seen it.
+
+        Args:
+            id: such as ``turn:17`` or ``fact:3``.
+            session: the conversation it was said in, where there is no user.
+            user: whose memory it is.
+
+        Raises:
+            InputError: no such memory in this scope.
+        """
+        return self.forget_in(Scope(self.namespace, user, session), id)
+
+    def forget_in(self, scope: Scope, id: str) -> ForgetReceipt:
+        """``forget`` in the scope of an open conversation."""
+        with self._queue:
+            receipt = self.memory.forget(scope, id)
+            seen = [
+                conversation
+                for other, conversation in self._open.items()
+                if other.namespace == scope.namespace and (other == scope or other.user == scope.user is not None)
+            ]
+            caches = sum(conversation.row is not None for conversation in seen)
+            for conversation in seen:
+                conversation.drop()
+        return dataclasses.replace(receipt, caches=caches)
+
+    # Which conversations are open, and which one has the row
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the key/value cache; they never change."""
+        return self._engine.cache_bytes
+
+    def _make_resident(self, conversation: Conversation) -> None:
+        """Gives the conversation the row; the one that had it is saved first."""
+        if conversation.row is None:
+            for other in list(self._open.values()):
+                other.unload()
+            conversation.load()
+
+    def _acquire(self, scope: Scope, wait_s: float) -> Conversation:
+        if self._closed:
+            raise ConfigError("this agent is closed; make a new one")
+        with self._registry:
+            if scope not in self._open:
+                handle = self.memory.open_conversation(scope, wait_s=wait_s)
+                self._open[scope] = Conversation(self._engine, self._template, handle, system=self.system)
+            self._n_sessions[scope] = self._n_sessions.get(scope, 0) + 1
+            return self._open[scope]
+
+    def release(self, conversation: Conversation) -> None:
+        """Takes note that a session was closed; with the last one the conversation is saved and given up."""
+        scope = conversation.handle.scope
+        with self._registry:
+            self._n_sessions[scope] -= 1
+            if self._n_sessions[scope]:
+                return
+            with self._queue:
+                conversation.unload()
+            conversation.handle.close()
+            del self._open[scope], self._n_sessions[scope]
+
+    def _kept_session(self, name: str, user: str | None) -> Session:
+        """The session that the short forms use; the longest unused one is closed when there are too many."""
+        scope = Scope(self.namespace, user, name)
+        session = self._kept.pop(scope, None) or self.session(user=user, name=name)
+        self._kept[scope] = session
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)[1].close()
+        return session
+
+    def close(self) -> None:
+        """Saves every open conversation, and waits until everything is embedded and indexed. Twice is harmless."""
+        if self._closed:
+            return
+        for session in self._kept.values():
+            session.close()
+        self._kept.clear()
+        with self._registry, self._queue:
+            for conversation in self._open.values():
+                conversation.unload()
+                conversation.handle.close()
+            self._open.clear()
+            self._closed = True
+        self.memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _checked(text: str) -> str:
+    """The text as it is stored and as the model sees it: NUL and the like are replaced by U+FFFD.
+
+    Raises:
+        InputError: not a text, or an empty one.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"a turn must be a str, not {type(text).__name__}")
+    if not text.strip():
+        raise InputError("the text is empty; say something")
+    return storable_text(text)
+
+
+def _default_store() -> Path:
+    """``$MEMSTREAM_HOME/memstream.db``; the folder is made, for its owner only."""
+    home = memstream_home()
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot create {home}: {error.strerror}; set MEMSTREAM_HOME to a folder of yours") from error
+    return home / "memstream.db"
+
+
+def _eos_ids(model: Any) -> list[int]:
+    """The ids that the model's generation config says end a text."""
+    ids = model.generation_config.eos_token_id if model.generation_config is not None else None
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+
+
+def _close_at_exit(reference: weakref.ref[Agent]) -> None:
+    agent = reference()
+    if agent is not None:
+        agent.close()

@@ -1,0 +1,314 @@
+"""One conversation's state: its stored turns, the exchanges in its window, and its row while it is resident."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from memstream.config import GenerationConfig
+from memstream.engine import Engine
+from memstream.errors import CapacityError
+from memstream.memory import ConversationHandle, Turn
+from memstream.report import Evicted, Recalled
+from memstream.streaming import snapshot
+from memstream.streaming.generate import Decoding
+from memstream.streaming.row import Row
+from memstream.template import ChatTemplate
+
+log = logging.getLogger(__name__)
+
+OPENING = -1  # group key of what precedes the first user turn; turns are numbered from 0
+NOTES_HEAD = "Notes from earlier in our conversation:"
+NOTES_REPLY = "I will use these notes."
+CUE = "Using the notes from earlier: "
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A user turn and what answered it; ``key``, the first turn's sequence, names its group of tokens."""
+
+    key: int
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def user(self) -> str:
+        return "\n".join(turn.text for turn in self.turns if turn.role == "user")
+
+    @property
+    def assistant(self) -> str:
+        return "\n".join(turn.text for turn in self.turns if turn.role == "assistant")
+
+
+def exchanges(turns: Iterable[Turn]) -> list[Exchange]:
+    """Groups turns into exchanges: each user turn begins one."""
+    found: list[Exchange] = []
+    for turn in turns:
+        if turn.role == "user" or not found:
+            found.append(Exchange(turn.sequence))
+        found[-1].turns.append(turn)
+    return found
+
+
+def note_line(text: str) -> str:
+    """One recalled text as the model reads it."""
+    return f"- {' '.join(text.split())}\n"
+
+
+class Conversation:
+    """One conversation on an engine.
+
+    Args:
+        engine: computes it.
+        template: renders its turns.
+        handle: its stored turns, owned by this process.
+        system: the system text, or None.
+    """
+
+    def __init__(
+        self, engine: Engine, template: ChatTemplate, handle: ConversationHandle, *, system: str | None
+    ) -> None:
+        self.engine = engine
+        self.template = template
+        self.handle = handle
+        self.row: Row | None = None
+        self.window: deque[Exchange] = deque()  # exchanges whose tokens are in the window, oldest first
+        self._opening = template.opening(system)
+        self._parked: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # state of a store that keeps no files
+        told = hashlib.sha256(repr((self._opening, template.user_prefix, template.user_suffix)).encode()).hexdigest()
+        model = f"{engine.model.fingerprint}:{told[:16]}"
+        self._fingerprint = snapshot.fingerprint(model, engine.config, engine.model.dtype)
+
+    @property
+    def resident(self) -> Row:
+        """The row, which must be loaded."""
+        assert self.row is not None
+        return self.row
+
+    # Residence
+
+    def load(self) -> None:
+        """Brings the conversation into a row: from its snapshot, or by prefilling the latest stored exchanges."""
+        if self.row is not None:
+            return
+        saved = self._parked or self._saved()
+        self._parked = None
+        pinned = len(self._opening.tokens) if self._opening.pinned else 0
+        self.row = self.engine.admit(pinned_tokens=pinned)
+        try:
+            if saved is not None:
+                snapshot.put(self.engine.cache, self.row, *saved)
+                first = next((group.key for group in self.row.layout.closed if group.key != OPENING), None)
+                turns = self.handle.turns(first=first) if isinstance(first, int) else []
+                self.window = deque(exchanges(turns))
+            else:
+                self._rebuild()
+        except BaseException:
+            self.drop()
+            raise
+
+    def unload(self) -> None:
+        """Saves the row as a snapshot and frees it."""
+        if self.row is None:
+            return
+        if self.row.logits is not None:
+            state = snapshot.take(self.engine.cache, self.row)
+            path = self.handle.snapshot_path
+            if path is None:
+                self._parked = state
+            else:
+                snapshot.save(path, *state, fingerprint=self._fingerprint)
+                self.handle.record_snapshot(self._fingerprint, self.handle.next_sequence() - 1)
+        self._leave()
+
+    def drop(self) -> None:
+        """Frees the row and forgets its state; the next load prefills from what is stored."""
+        self._parked = None
+        self._leave()
+
+    def _leave(self) -> None:
+        self.window.clear()
+        if self.row is not None:
+            self.engine.leave(self.row)
+            self.row = None
+
+    def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        path: Path | None = self.handle.find_snapshot(self._fingerprint, self.handle.next_sequence() - 1)
+        return snapshot.load(path, fingerprint=self._fingerprint) if path else None
+
+    def _rebuild(self) -> None:
+        """Prefills the opening and the latest stored exchanges that fit into the window together."""
+        row, engine = self.resident, self.engine
+        if self._opening.tokens:
+            row.layout.open_group(OPENING)
+            engine.feed(row, self._opening.tokens)
+            row.layout.close_group()
+        # What the pinned tokens do not take of the opening is window too.
+        room = row.layout.window_room - row.layout.window - engine.config.evict_tokens
+        chosen: list[tuple[Exchange, list[int]]] = []
+        for exchange in self._stored_backwards():
+            tokens = self.template.exchange(exchange.user, exchange.assistant)
+            if len(tokens) > room:
+                break
+            room -= len(tokens)
+            chosen.append((exchange, tokens))
+        for i, (exchange, tokens) in enumerate(reversed(chosen)):
+            if i == 0 and self._opening.user_prefix != self.template.user_prefix:
+                tokens = self.template.exchange(exchange.user, exchange.assistant, prefix=self._opening.user_prefix)
+            row.layout.open_group(exchange.key)
+            engine.feed(row, tokens)
+            row.layout.close_group()
+            self.window.append(exchange)
+        self.take_evicted()
+        if chosen:
+            log.info("conversation %d rebuilt from %d stored exchanges", self.handle.id, len(chosen))
+
+    def _stored_backwards(self) -> Iterator[Exchange]:
+        """Stored exchanges, newest first, read in pages."""
+        before = self.handle.next_sequence()
+        while page := self.handle.turns_before(before, 64):
+            found = exchanges(page)
+            if len(page) == 64:  # the oldest exchange of a full page may have begun before it
+                found = found[1:] or found
+            yield from reversed(found)
+            before = found[0].key
+
+    # The life of a turn
+
+    def user_tokens(self, text: str, *, cue: bool) -> list[int]:
+        """Tokens of a user turn that goes in next.
+
+        Raises:
+            CapacityError: the window cannot hold the turn and the beginning of a reply.
+        """
+        return self._fitting(self.template.user(text, prefix=self._prefix(), cue=CUE if cue else ""))
+
+    def exchange_tokens(self, user: str, assistant: str) -> list[int]:
+        """Tokens of a whole exchange that goes in next.
+
+        Raises:
+            CapacityError: the window cannot hold it.
+        """
+        return self._fitting(self.template.exchange(user, assistant, prefix=self._prefix()))
+
+    def _prefix(self) -> str | None:
+        """Some templates begin a conversation's first user turn in another way."""
+        return self._opening.user_prefix if not self.window else None
+
+    def _fitting(self, tokens: list[int]) -> list[int]:
+        room = self.resident.layout.window_room - self.engine.config.evict_tokens
+        if len(tokens) > room:
+            raise CapacityError(
+                f"the text takes {len(tokens)} tokens, but the window has room for {room}; shorten it, or raise "
+                "cache_tokens"
+            )
+        return tokens
+
+    def begin(self, turn: Turn) -> None:
+        """Opens the exchange that begins with a user turn."""
+        self.window.append(Exchange(turn.sequence, [turn]))
+        self.resident.layout.open_group(turn.sequence)
+
+    def window_from(self, n: int) -> int:
+        """Sequence of the first stored turn that is still in the window once the ``n`` tokens of this turn are."""
+        leaving = set(self.resident.layout.plan(n))
+        return next(exchange.key for exchange in self.window if exchange.key not in leaving)
+
+    def latest(self, n: int) -> list[str]:
+        """Texts of the last ``n`` turns, the current one last."""
+        turns = [turn.text for exchange in list(self.window)[-n:] for turn in exchange.turns]
+        return turns[-n:]
+
+    def note_budget(self) -> int:
+        """Tokens left for notes once their frame is counted."""
+        return self.engine.config.memory_tokens - len(self._frame("\n"))
+
+    def count_note(self, text: str) -> int:
+        """Tokens a note takes in the memory segment."""
+        return len(self.template.plain(note_line(text)))
+
+    def set_notes(self, notes: Sequence[Recalled], ahead: Sequence[int]) -> tuple[int, int]:
+        """Puts notes into the memory segment, where they replace what is there unless it is the same.
+
+        Args:
+            notes: in the order in which they are read; none empties the segment.
+            ahead: tokens of the coming turn; where the sinks are not full yet, the first of them are computed now.
+
+        Returns:
+            How many tokens of the turn and of the notes were computed.
+        """
+        text = "".join(note_line(note.text) for note in notes)
+        tokens = self._frame("\n" + text.rstrip("\n")) if notes else []
+        missing = self.resident.layout.sink_tokens - self.resident.layout.sinks if tokens else 0
+        done = self.engine.feed(self.resident, ahead[:missing]) if missing else 0
+        return done, self.engine.set_memory(self.resident, tokens)
+
+    def _frame(self, text: str) -> list[int]:
+        """Notes as an exchange: data that the model is shown, never part of the system turn."""
+        return self.template.exchange(NOTES_HEAD + text, NOTES_REPLY)
+
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
+        """Computes the user turn's tokens; returns how many, fewer where cancelled."""
+        return self.engine.feed(self.resident, tokens, cancelled=cancelled)
+
+    def decode(
+        self, config: GenerationConfig, cancelled: Callable[[], bool], processors: Sequence[Any] = ()
+    ) -> Decoding:
+        """The reply, to be iterated over."""
+        row = self.resident
+
+        def logits() -> Tensor:
+            assert row.logits is not None
+            return row.logits
+
+        return Decoding(
+            self.template.tokenizer,
+            config,
+            stop_ids=self.template.stop_ids,
+            logits=logits,
+            advance=lambda token: self.engine.step([row], [token]),
+            seen=lambda: row.window_ids,
+            cancelled=cancelled,
+            processors=processors,
+        )
+
+    def end(self, turn: Turn) -> None:
+        """Closes the exchange with the assistant's turn."""
+        self.engine.feed(self.resident, self.template.closing)
+        self.resident.layout.close_group()
+        self.window[-1].turns.append(turn)
+
+    def take_in(self, user: Turn, assistant: Turn, tokens: Sequence[int]) -> None:
+        """Prefills a whole exchange that happened elsewhere."""
+        self.begin(user)
+        self.engine.feed(self.resident, tokens)
+        self.resident.layout.close_group()
+        self.window[-1].turns.append(assistant)
+
+    def take_evicted(self) -> list[Evicted]:
+        """Exchanges that left the window since the last call; those that left whole are summarised by memory."""
+        evicted = []
+        for gone in self.resident.take_gone():
+            exchange = next((e for e in self.window if e.key == gone.key), None)
+            if exchange is None:  # the opening
+                continue
+            in_window = any(group.key == gone.key for group in self.resident.layout.closed)
+            still_open = self.resident.layout.open is not None and self.resident.layout.open.key == gone.key
+            if not in_window and not still_open:
+                self.window.remove(exchange)
+                self.handle.evicted([turn.id for turn in exchange.turns])
+            evicted.append(
+                Evicted(
+                    turns=tuple(f"turn:{turn.id}" for turn in exchange.turns),
+                    n_tokens=gone.n_tokens,
+                    text=exchange.user[:120],
+                    whole=gone.whole,
+                )
+            )
+        return evicted
