@@ -12,6 +12,7 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 from huggingface_hub import constants, try_to_load_from_cache
 
@@ -30,9 +31,10 @@ def check_id(name: str) -> None:
         raise ModelNotFoundError(f"there is no file or folder {name!r}, and it is not a hub id{suggestion(name)}")
 
 
-def is_cached(name: str, revision: str | None) -> bool:
-    """Tells whether the hub's local cache holds the configuration of this model."""
-    return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+def cached_commit(name: str, revision: str) -> str | None:
+    """Returns the commit of this model whose configuration the hub's local cache holds; None when it holds none."""
+    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else None
 
 
 def require_network(name: str) -> None:

@@ -76,8 +76,9 @@ def load_model(
         model, tokenizer = _read(str(folder), wanted, options, name)
         source = str(folder)
     else:
-        model, tokenizer = _read_hub(name, wanted, {**options, "revision": revision or "main"})
-        source = f"hub:{name}@{getattr(model.config, '_commit_hash', None) or revision or 'main'}"
+        revision = revision or "main"
+        model, tokenizer = _read_hub(name, wanted, {**options, "revision": revision})
+        source = f"hub:{name}@{hub.cached_commit(name, revision) or revision}"
     model.requires_grad_(False).eval().to(place)
     return LoadedModel(
         model=model, tokenizer=tokenizer, name=name, fingerprint=fingerprint_of(model, tokenizer), source=source
@@ -105,7 +106,7 @@ def _local_folder(name: str) -> Path | None:
 
 def _read_hub(name: str, dtype: torch.dtype | str, options: dict[str, Any]) -> tuple[Any, Any]:
     """Reads a hub id from the local cache, else over the network when the hub answers."""
-    if hub.is_cached(name, options["revision"]):
+    if hub.cached_commit(name, options["revision"]) is not None:
         try:
             return _read(name, dtype, options, name)
         except ModelNotFoundError as error:
@@ -176,7 +177,7 @@ def _read(origin: str, dtype: torch.dtype | str, options: dict[str, Any], name: 
         try:
             config = AutoConfig.from_pretrained(origin, **options)
         except (OSError, ValueError, KeyError) as error:
-            raise _explain(error, name, "its configuration") from error
+            raise _explain(error, name, "configuration") from error
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 origin, config=config, dtype=dtype, output_loading_info=True, **options
@@ -186,7 +187,7 @@ def _read(origin: str, dtype: torch.dtype | str, options: dict[str, Any], name: 
                 f"the weights of {name!r} are damaged or half downloaded ({error}); download them again"
             ) from error
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise _explain(error, name, f"a model of type {config.model_type!r}") from error
+            raise _explain(error, name, "weights", config.model_type) from error
         missing = sorted(info["missing_keys"])
         if missing:
             raise ModelNotFoundError(
@@ -195,25 +196,27 @@ def _read(origin: str, dtype: torch.dtype | str, options: dict[str, Any], name: 
         try:
             tokenizer = AutoTokenizer.from_pretrained(origin, **options)
         except (OSError, ValueError, KeyError) as error:
-            raise _explain(error, name, "its tokenizer") from error
+            raise _explain(error, name, "tokenizer") from error
     return model, tokenizer
 
 
-def _explain(error: Exception, name: str, what: str) -> ModelError:
+def _explain(error: Exception, name: str, what: str, model_type: str = "unknown") -> ModelError:
     """Turns an error of transformers into one of ours with one clear sentence."""
     text = " ".join(str(error).split())
     short = text if len(text) <= 200 else text[:197] + "..."
     if isinstance(error, OSError):
-        return ModelNotFoundError(f"cannot read {what} of {name!r}: {short}")
+        return ModelNotFoundError(f"cannot read the {what} of {name!r}: {short}")
     if "trust_remote_code" in text:
         return ModelError(
             f"{name!r} brings Python code of its own; read it, then pass trust_remote_code=True to run it"
         )
     if "Unrecognized configuration class" in text:
-        return UnsupportedModelError(f"{name!r} is {what}, which is not a causal language model in transformers")
+        return UnsupportedModelError(
+            f"{name!r} is a model of type {model_type!r}, which is not a causal language model in transformers"
+        )
     if "model type" in text or "Unrecognized model" in text or "model_type" in text:
         return UnsupportedModelError(f"transformers does not know the model type of {name!r}: {short}")
-    return ModelNotFoundError(f"cannot read {what} of {name!r}: {short}")
+    return ModelNotFoundError(f"cannot read the {what} of {name!r}: {short}")
 
 
 def fingerprint_of(model: Any, tokenizer: Any) -> str:

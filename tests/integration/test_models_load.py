@@ -175,11 +175,11 @@ def no_tokenizer(folder: Path) -> None:
     [
         (cut_weights, "damaged or half downloaded"),
         (drop_layer, r"lack \d+ tensors, such as model\.layers\.2"),
-        (widen, "a model of type 'llama'"),
-        (no_weights, "a model of type 'llama'"),
+        (widen, "the weights of"),
+        (no_weights, "the weights of"),
         (no_config, r"has no config\.json"),
-        (broken_config, "its configuration"),
-        (no_tokenizer, "its tokenizer"),
+        (broken_config, "the configuration of"),
+        (no_tokenizer, "the tokenizer of"),
     ],
 )
 def test_a_damaged_folder_is_told(damage: object, said: str, tiny: Path) -> None:
