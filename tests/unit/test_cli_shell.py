@@ -47,6 +47,12 @@ def test_every_command_module_is_listed_and_holds_a_command() -> None:
         assert cli.run([path.stem, "--help"]) == 0
 
 
+def test_every_command_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = cli.group.list_commands(click.Context(cli.group))
+    assert [name for name in commands if f"memstream {name}" not in readme] == []
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--version"]) == 0
     assert capsys.readouterr().out == "memstream, version 0.1.0\n"
