@@ -24,7 +24,6 @@ from memstream.memory import (
     Scope,
     SentenceTransformerEmbedder,
     SqlStore,
-    storable_text,
 )
 from memstream.models import DEFAULT_MODEL, fingerprint_of, load_model
 from memstream.report import Clock, Evicted, ForgetReceipt, Recalled, Reply, Usage
@@ -363,7 +362,7 @@ class Agent:
 
 
 def _checked(text: str) -> str:
-    """The text as it is stored and as the model sees it: NUL and the like are replaced by U+FFFD.
+    """The text as it is stored and as the model sees it: NUL, which no store holds, becomes U+FFFD.
 
     Raises:
         InputError: not a text, or an empty one.
@@ -372,7 +371,7 @@ def _checked(text: str) -> str:
         raise InputError(f"a turn must be a str, not {type(text).__name__}")
     if not text.strip():
         raise InputError("the text is empty; say something")
-    return storable_text(text)
+    return text.replace("\0", "\ufffd")
 
 
 def _default_store() -> Path:

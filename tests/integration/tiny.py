@@ -1,0 +1,77 @@
+"""A tiny chat model and a tiny embedder, built in code: fast enough for thousands of turns."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tokenizer() -> Any:
+    """Bytes as tokens, so that every text can be written and every character takes one to four tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate((*CONTROL, *alphabet))}
+    built = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    built.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=built,
+        eos_token="<|im_end|>",
+        bos_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def model(*, seed: int = 0, layers: int = 2) -> Any:
+    """A random Llama over the tokenizer's words, sharp enough that replies differ."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=259,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
+        bos_token_id=0,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    built = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in built.parameters():
+            if parameter.dim() >= 2:
+                parameter.mul_(6.0)
+    return built
+
+
+class WordEmbedder:
+    """Texts as bags of hashed words: deterministic, and similar texts are near."""
+
+    name = "words"
+    dimension = 64
+
+    def __init__(self, fingerprint: str = "words-1") -> None:
+        self.fingerprint = fingerprint
+
+    def embed(self, texts: list[str]) -> Any:
+        out = np.zeros((len(texts), self.dimension), np.float32)
+        for i, text in enumerate(texts):
+            for word in text.casefold().split() or [""]:
+                digest = hashlib.blake2b(word.strip(".,!?'\"").encode(), digest_size=8).digest()
+                out[i, digest[0] % self.dimension] += 1.0
+                out[i, digest[1] % self.dimension] += 0.5
+        norms = np.linalg.norm(out, axis=1, keepdims=True)
+        return out / norms
