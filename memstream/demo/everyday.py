@@ -124,29 +124,29 @@ _HOUSE = Frame(
 
 _COMPUTER = Frame(
     user=(
-        "What can be done when {device} {fault} after {event}?",
-        "Is it normal that {device} {fault} during {event}?",
-        "How does one stop {device} when it {fault} because of {event}?",
-        "A friend says that {device} {fault} whenever there is {event}. Can that be right?",
+        "What can be done when the {device} {fault} after {event}?",
+        "Is it normal that the {device} {fault} during {event}?",
+        "How does one stop the {device} when it {fault} because of {event}?",
+        "A friend says that the {device} {fault} whenever there is {event}. Can that be right?",
     ),
     reply=(
         (
-            "Unplug {device}, check {check}, and wait a minute before you switch it on.",
+            "Unplug the {device}, check {check}, and wait a minute before you switch it on.",
             "Very often the trouble lies with {check} when it {fault}, and not with {event} at all.",
             "After {event}, first look at {check}, which is quickly done with any such thing.",
             "Keep {check} in view: as soon as it {fault}, something there has changed.",
         ),
         (
-            "If it still {fault2} tomorrow, note the time and ask the maker of {device}.",
+            "If it still {fault2} tomorrow, note the time and ask the maker of the {device}.",
             "Should it be {check2} in the end, a spare costs little and {event} will do no harm.",
-            "Do not open {device} yourself while it {fault2}, as {check2} can be damaged.",
-            "Then compare {check2} with the handbook, in case {device} soon {fault2} as well.",
+            "Do not open the {device} yourself while it {fault2}, as {check2} can be damaged.",
+            "Then compare {check2} with the handbook, in case the {device} soon {fault2} as well.",
         ),
     ),
     slots={
         "device": phrases(
-            "an old laptop, a router, a scanner, a tablet, a wireless keyboard, a projector, a game console, a "
-            "smart watch, a digital radio, a label printer"
+            "old laptop, router, scanner, tablet, wireless keyboard, projector, game console, "
+            "smart watch, digital radio, label printer"
         ),
         "fault": phrases(
             "freezes, turns itself off, shows a black screen, gets very hot, loses the signal, blinks, runs slowly, "
@@ -173,7 +173,7 @@ _BICYCLE = Frame(
     reply=(
         (
             "Clean the {part} with {agent} first, since {road} covers it in grit.",
-            "Most of the time a little {agent} on the {part} is all that a {bike} needs.",
+            "Most of the time {agent} on the {part} is all that a {bike} needs.",
             "On a {bike} it is often the {part2} that makes {noise}, not the {part}.",
             "Loosen the {part}, wipe it with {agent}, and tighten it again by hand.",
         ),
@@ -221,7 +221,7 @@ _TRAVEL = Frame(
         ),
         (
             "Arrive {when}, because {goal} is far quieter then, even with {company}.",
-            "Tickets for {means2} are cheaper {when}, so it pays to ask.",
+            "Tickets for the {means2} are cheaper {when}, so it pays to ask.",
             "Keep one afternoon free {when}, since {goal} always takes longer than planned.",
             "Book nothing {when}; with {company} it is nicer to stay flexible.",
         ),

@@ -5,7 +5,7 @@ from memstream.demo.frame import Frame, phrases
 _CHESS = Frame(
     user=(
         "In chess, is it wise to {plan} while the {piece} is still {state}?",
-        "What is the best answer in chess when somebody tries to {plan} with a {piece} that is {state}?",
+        "What is the best answer in chess when somebody tries to {plan} although the {piece} is {state}?",
         "Why do strong chess players {plan} so early and leave the {piece} {state}?",
         "Does it pay to {plan} in the {phase}, or should the {piece} be moved first?",
     ),
@@ -76,7 +76,7 @@ _STARS = Frame(
         "trouble": phrases("moonlight, haze, street light, mist, glare, dust in the air, thin cloud, smoke"),
         "time": phrases(
             "midnight, the hour before dawn, new moon, late evening in winter, the end of twilight, two hours after "
-            "sunset, the middle of a clear night"
+            "sunset, the darkest hour"
         ),
     },
 )
@@ -84,7 +84,7 @@ _STARS = Frame(
 _WEATHER = Frame(
     user=(
         "Why is there so often {weather} over {land} in {month}?",
-        "Does {sign} really mean that {weather} will come, or is that only true in {land}?",
+        "Is {sign} really a sign that {weather} will come, or is that only true in {land}?",
         "How do forecasters know that {weather} will reach {land} after {sign}?",
         "What is the difference between {weather} and {weather2} over {land}?",
     ),
@@ -116,7 +116,7 @@ _WEATHER = Frame(
             "the short days of the year, early spring"
         ),
         "sign": phrases(
-            "a ring around the moon, a red evening sky, low flying swallows, a falling barometer, feathery clouds, "
+            "a ring around the moon, a red evening sky, low flying swallows, a falling barometer, a veil of thin cloud, "
             "a sudden calm, distant thunder, a green horizon"
         ),
         "air": phrases("cold, damp, dry, unstable, warm, heavy, still, salty"),
@@ -195,7 +195,7 @@ _READING = Frame(
         ),
         "theme": phrases(
             "a lost letter, a family quarrel, life in a lighthouse, a stolen painting, a strange neighbour, a long "
-            "winter, a journey on foot, a failed invention, a secret garden, two rival bakers, a travelling circus, "
+            "winter, a journey on foot, a failed invention, a secret garden, a village baker, a travelling circus, "
             "a shipwreck"
         ),
         "tone": phrases("funny, gloomy, tender, tense, dreamy, honest, wild, quiet, puzzling, hopeful"),
