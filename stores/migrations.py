@@ -58,6 +58,19 @@ CREATE TABLE turn_embeddings (turn_id INTEGER PRIMARY KEY REFERENCES turns (id) 
 ALTER TABLE spaces ADD COLUMN gate FLOAT
 """
 
+_LINES = """
+CREATE TABLE streams (id INTEGER PRIMARY KEY AUTOINCREMENT, name VARCHAR NOT NULL, started DATETIME NOT NULL);
+CREATE TABLE templates (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL,
+    space_id INTEGER REFERENCES spaces (id), vector BLOB);
+CREATE INDEX templates_by_text ON templates (text);
+CREATE TABLE lines (id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL REFERENCES streams (id),
+    number INTEGER NOT NULL, template_id INTEGER REFERENCES templates (id),
+    time DATETIME, level VARCHAR, text TEXT NOT NULL, UNIQUE (stream_id, number));
+CREATE INDEX lines_by_template ON lines (template_id, id);
+CREATE VIRTUAL TABLE template_words USING fts5(text, tokenize = 'porter ascii');
+CREATE VIRTUAL TABLE line_words USING fts5(text, tokenize = 'porter ascii', content = '')
+"""
+
 
 def _run(connection: Connection, script: str) -> None:
     for statement in script.split(";\n"):
@@ -74,9 +87,15 @@ def _turn_vectors(connection: Connection) -> None:
     _run(connection, _TURN_VECTORS)
 
 
+def _lines(connection: Connection) -> None:
+    """Log lines and their templates."""
+    _run(connection, _LINES)
+
+
 MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [
     ("0001-base", _base),
     ("0002-turn-vectors", _turn_vectors),
+    ("0003-lines", _lines),
 ]
 
 

@@ -1,0 +1,215 @@
+"""Log lines and their templates in SQL, inside the caller's transaction.
+
+Words of whole lines are in the FTS5 table ``line_words``, which keeps no second copy of the text; words of templates,
+without what varies, in ``template_words``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Connection, ForeignKey, LargeBinary, String, Text, func, insert, select, text, update
+from sqlalchemy.orm import Mapped, mapped_column
+
+from memstream.stores import fulltext, vectors
+from memstream.stores.base import Vectors, storable_text
+from memstream.stores.schema import Base, UtcTime, now
+
+
+class StreamRow(Base):
+    """One reading of one source of lines."""
+
+    __tablename__ = "streams"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String)
+    started: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class TemplateRow(Base):
+    """What lines of one kind have in common, and its vector, float16 [dimension], once it has one."""
+
+    __tablename__ = "templates"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    text: Mapped[str] = mapped_column(Text)
+    space_id: Mapped[int | None] = mapped_column(ForeignKey("spaces.id"))
+    vector: Mapped[bytes | None] = mapped_column(LargeBinary)
+
+
+class LineRow(Base):
+    """One line; without a template where it has no message."""
+
+    __tablename__ = "lines"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id"))
+    number: Mapped[int]
+    template_id: Mapped[int | None] = mapped_column(ForeignKey("templates.id"))
+    time: Mapped[datetime | None] = mapped_column(UtcTime)
+    level: Mapped[str | None] = mapped_column(String)
+    text: Mapped[str] = mapped_column(Text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewLine:
+    """A line to store."""
+
+    stream_id: int
+    number: int
+    template_id: int | None
+    time: datetime | None
+    level: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLine:
+    """A line that was found: name of its stream, number from 1 within it, time (UTC), level and text."""
+
+    stream: str
+    line: int
+    time: datetime | None
+    level: str | None
+    text: str
+
+
+def add_stream(connection: Connection, name: str) -> int:
+    """Begins a stream; returns its id."""
+    statement = insert(StreamRow).values(name=storable_text(name), started=now())
+    return connection.execute(statement.returning(StreamRow.id)).scalar_one()
+
+
+def ensure_template(connection: Connection, value: str) -> int:
+    """The id of the template with this text, created if new."""
+    value = storable_text(value)
+    found = connection.scalar(select(func.min(TemplateRow.id)).where(TemplateRow.text == value))
+    if found is None:
+        found = connection.execute(insert(TemplateRow).values(text=value).returning(TemplateRow.id)).scalar_one()
+        _index_template(connection, found, value)
+    return found
+
+
+def change_template(connection: Connection, template_id: int, value: str) -> None:
+    """Gives a template a new text; its vector stays, that of its first line."""
+    value = storable_text(value)
+    connection.execute(update(TemplateRow).where(TemplateRow.id == template_id).values(text=value))
+    connection.execute(text("DELETE FROM template_words WHERE rowid = :id"), {"id": template_id})
+    _index_template(connection, template_id, value)
+
+
+def _index_template(connection: Connection, template_id: int, value: str) -> None:
+    connection.execute(
+        text("INSERT INTO template_words (rowid, text) VALUES (:id, :text)"),
+        {"id": template_id, "text": " ".join(fulltext.words(value))},
+    )
+
+
+def add_lines(connection: Connection, lines: Sequence[NewLine]) -> None:
+    """Stores lines with their full-text rows."""
+    if not lines:
+        return
+    first = 1 + (connection.scalar(select(func.max(LineRow.id))) or 0)
+    values = [
+        {
+            "id": first + i,
+            "stream_id": line.stream_id,
+            "number": line.number,
+            "template_id": line.template_id,
+            "time": line.time,
+            "level": line.level,
+            "text": storable_text(line.text),
+        }
+        for i, line in enumerate(lines)
+    ]
+    connection.execute(insert(LineRow), values)
+    connection.execute(
+        text("INSERT INTO line_words (rowid, text) VALUES (:id, :text)"),
+        [{"id": first + i, "text": " ".join(fulltext.words(line.text))} for i, line in enumerate(lines)],
+    )
+
+
+def count_lines(connection: Connection) -> int:
+    """Number of lines stored."""
+    return connection.scalar(select(func.count()).select_from(LineRow)) or 0
+
+
+def count_templates(connection: Connection) -> int:
+    """Number of templates stored."""
+    return connection.scalar(select(func.count()).select_from(TemplateRow)) or 0
+
+
+def templates_with(connection: Connection, term: str) -> list[int]:
+    """Ids of the templates that hold a term (as ``fulltext.words`` made it)."""
+    statement = text("SELECT rowid FROM template_words WHERE template_words MATCH :match ORDER BY rowid")
+    return list(connection.scalars(statement, {"match": f'"{term}"'}))
+
+
+def any_line_with(connection: Connection, terms: Sequence[str]) -> bool:
+    """True where some line holds all the terms."""
+    statement = text("SELECT rowid FROM line_words WHERE line_words MATCH :match LIMIT 1")
+    return connection.scalar(statement, {"match": _all_of(terms)}) is not None
+
+
+def count_by_template(connection: Connection, terms: Sequence[str]) -> dict[int, int]:
+    """How many lines hold all the terms, by template."""
+    statement = (
+        select(LineRow.template_id, func.count())
+        .where(*_holding(terms), LineRow.template_id.is_not(None))
+        .group_by(LineRow.template_id)
+    )
+    return {row[0]: row[1] for row in connection.execute(statement)}
+
+
+def lines_of(
+    connection: Connection, template_id: int, terms: Sequence[str], limit: int, *, newest: bool = False
+) -> list[StoredLine]:
+    """The first (or the newest) lines of a template that hold all the terms, in the order they were read."""
+    statement = (
+        select(StreamRow.name, LineRow.number, LineRow.time, LineRow.level, LineRow.text)
+        .join(StreamRow, StreamRow.id == LineRow.stream_id)
+        .where(LineRow.template_id == template_id, *_holding(terms))
+        .order_by(LineRow.id.desc() if newest else LineRow.id)
+        .limit(limit)
+    )
+    found = [
+        StoredLine(stream=row[0], line=row[1], time=row[2], level=row[3], text=row[4])
+        for row in connection.execute(statement)
+    ]
+    return found[::-1] if newest else found
+
+
+def _holding(terms: Sequence[str]) -> list[ColumnElement[bool]]:
+    if not terms:
+        return []
+    rows = text("SELECT rowid FROM line_words WHERE line_words MATCH :match").bindparams(match=_all_of(terms))
+    return [LineRow.id.in_(rows)]  # type: ignore[arg-type]
+
+
+def _all_of(terms: Sequence[str]) -> str:
+    return " AND ".join(f'"{term}"' for term in terms)
+
+
+def template_texts(connection: Connection, template_ids: Sequence[int]) -> dict[int, str]:
+    """Texts of templates by id."""
+    statement = select(TemplateRow.id, TemplateRow.text).where(TemplateRow.id.in_(template_ids))
+    return {row[0]: row[1] for row in connection.execute(statement)}
+
+
+def templates_without_vector(connection: Connection, limit: int) -> dict[int, str]:
+    """Texts of the oldest templates that have no vector yet, by id."""
+    statement = select(TemplateRow.id, TemplateRow.text).where(TemplateRow.vector.is_(None))
+    return {row[0]: row[1] for row in connection.execute(statement.order_by(TemplateRow.id).limit(limit))}
+
+
+def set_vectors(connection: Connection, space_id: int, template_ids: Sequence[int], matrix: Vectors) -> None:
+    """Keeps the vectors [n, d] of templates."""
+    for template_id, vector in zip(template_ids, matrix, strict=True):
+        values = {"space_id": space_id, "vector": vectors.pack(vector)}
+        connection.execute(update(TemplateRow).where(TemplateRow.id == template_id).values(**values))
+
+
+def template_vectors(connection: Connection, dimension: int) -> tuple[list[int], Vectors]:
+    """Ids [n] and vectors [n, d] of all templates that have one."""
+    statement = select(TemplateRow.id, TemplateRow.vector).where(TemplateRow.vector.is_not(None))
+    rows = connection.execute(statement.order_by(TemplateRow.id)).all()
+    return [row[0] for row in rows], vectors.unpack([row[1] for row in rows], dimension)
