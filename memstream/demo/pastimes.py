@@ -116,7 +116,7 @@ _WEATHER = Frame(
             "the short days of the year, early spring"
         ),
         "sign": phrases(
-            "a ring around the moon, a red evening sky, low flying swallows, a falling barometer, a veil of thin cloud, "
+            "a ring around the moon, a red evening sky, low flying swallows, a falling barometer, a veil of cloud, "
             "a sudden calm, distant thunder, a green horizon"
         ),
         "air": phrases("cold, damp, dry, unstable, warm, heavy, still, salty"),
