@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy of what is committed; setuptools leaves its build folder there."""
     folder = tmp_path_factory.mktemp("build")
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("memstream", "kernels", "stores", "recipes"):
+    for name in ("memstream", "kernels", "stores"):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
