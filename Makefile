@@ -2,7 +2,7 @@
 # make demo    see recall and eviction at work
 # make test    the tests that need no accelerator and take minutes at most
 # make lint    formatting, lint, types
-# make bench   the measurements, into bench-out/
+# make bench   the measurements, into bench-out/; BENCH_ARGS="--data DIR" names the folder with the texts
 .PHONY: setup demo test lint bench
 .DEFAULT_GOAL := setup
 
@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 setup: $(STAMP)
 
@@ -34,4 +35,5 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python -m pytest -q -m bench tests/bench -s $(PYTEST_ARGS)
+	@set -e; for script in $(filter-out tests/bench/common.py,$(wildcard tests/bench/*.py)); do \
+		echo "== $$script"; $(BIN)/python $$script $(BENCH_ARGS); done
