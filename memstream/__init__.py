@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memstream.agent import Agent
-    from memstream.config import CacheConfig, GenerationConfig, RecallConfig
+    from memstream.config import CacheConfig, GenerationConfig, RecallConfig, ReplayConfig
     from memstream.errors import (
         BusyError,
         CapacityError,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         StoreVersionError,
         UnsupportedModelError,
     )
+    from memstream.replay import Replay
     from memstream.report import Evicted, ForgetReceipt, Recalled, Reply, Timings, Usage, Why
     from memstream.session import Session
 
@@ -37,7 +38,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "memstream.agent": ("Agent",),
-    "memstream.config": ("CacheConfig", "GenerationConfig", "RecallConfig"),
+    "memstream.config": ("CacheConfig", "GenerationConfig", "RecallConfig", "ReplayConfig"),
     "memstream.errors": (
         "BusyError",
         "CapacityError",
@@ -56,6 +57,7 @@ _HOMES = {
         "StoreVersionError",
         "UnsupportedModelError",
     ),
+    "memstream.replay": ("Replay",),
     "memstream.report": ("Evicted", "ForgetReceipt", "Recalled", "Reply", "Timings", "Usage", "Why"),
     "memstream.session": ("Session",),
 }
@@ -80,6 +82,8 @@ __all__ = [
     "ModelNotFoundError",
     "RecallConfig",
     "Recalled",
+    "Replay",
+    "ReplayConfig",
     "ReplayError",
     "Reply",
     "Session",

@@ -10,7 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Connection, ForeignKey, LargeBinary, String, Text, func, insert, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ForeignKey,
+    LargeBinary,
+    String,
+    Text,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from memstream.stores import fulltext, vectors
@@ -157,7 +169,7 @@ def count_by_template(connection: Connection, terms: Sequence[str]) -> dict[int,
         .where(*_holding(terms), LineRow.template_id.is_not(None))
         .group_by(LineRow.template_id)
     )
-    return {row[0]: row[1] for row in connection.execute(statement)}
+    return {row[0]: row[1] for row in connection.execute(statement) if row[0] is not None}
 
 
 def lines_of(
@@ -182,7 +194,7 @@ def _holding(terms: Sequence[str]) -> list[ColumnElement[bool]]:
     if not terms:
         return []
     rows = text("SELECT rowid FROM line_words WHERE line_words MATCH :match").bindparams(match=_all_of(terms))
-    return [LineRow.id.in_(rows)]  # type: ignore[arg-type]
+    return [LineRow.id.in_(rows)]
 
 
 def _all_of(terms: Sequence[str]) -> str:
@@ -212,4 +224,4 @@ def template_vectors(connection: Connection, dimension: int) -> tuple[list[int],
     """Ids [n] and vectors [n, d] of all templates that have one."""
     statement = select(TemplateRow.id, TemplateRow.vector).where(TemplateRow.vector.is_not(None))
     rows = connection.execute(statement.order_by(TemplateRow.id)).all()
-    return [row[0] for row in rows], vectors.unpack([row[1] for row in rows], dimension)
+    return [row[0] for row in rows], vectors.unpack([row[1] for row in rows if row[1] is not None], dimension)
