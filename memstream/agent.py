@@ -26,7 +26,7 @@ from memstream.memory import (
     SqlStore,
 )
 from memstream.models import DEFAULT_MODEL, fingerprint_of, load_model
-from memstream.report import Clock, Evicted, ForgetReceipt, Recalled, Reply, Usage
+from memstream.report import Added, Clock, ForgetReceipt, Recalled, Reply, Usage
 from memstream.session import Session
 from memstream.streaming.model import StreamingModel
 from memstream.template import ChatTemplate
@@ -244,7 +244,7 @@ class Agent:
             conversation.drop()  # rebuilt from the store next time, so that store and cache never disagree
             raise
 
-    def take_in(self, conversation: Conversation, user: str, assistant: str) -> tuple[Evicted, ...]:
+    def take_in(self, conversation: Conversation, user: str, assistant: str) -> Added:
         """Stores and prefills an exchange that happened elsewhere; nothing is recalled or generated."""
         user, assistant = _checked(user), _checked(assistant)
         with self._queue:
@@ -259,7 +259,7 @@ class Agent:
             except BaseException:
                 conversation.drop()
                 raise
-            return tuple(conversation.take_evicted())
+            return Added(n_tokens=len(tokens), evicted=tuple(conversation.take_evicted()))
 
     # Remembering and forgetting
 

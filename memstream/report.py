@@ -63,6 +63,14 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """An exchange that was taken in: its length in tokens, and what it evicted."""
+
+    n_tokens: int
+    evicted: tuple[Evicted, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts of one turn: computed prompt, reply, recalled text, and what the window holds afterwards."""
 

@@ -11,7 +11,7 @@ from memstream.config import GenerationConfig
 from memstream.conversation import Conversation
 from memstream.errors import BusyError
 from memstream.memory import Scope
-from memstream.report import Evicted, ForgetReceipt, Recalled, Reply
+from memstream.report import Added, ForgetReceipt, Recalled, Reply
 
 if TYPE_CHECKING:
     from memstream.agent import Agent
@@ -57,8 +57,8 @@ class Session:
         self._cancelled.clear()
         return self._agent.run(self._conversation, text, generation or self._agent.generation, self)
 
-    def add(self, user: str, assistant: str) -> tuple[Evicted, ...]:
-        """Takes in an exchange that happened elsewhere, as if it had been lived here; returns what it evicted.
+    def add(self, user: str, assistant: str) -> Added:
+        """Takes in an exchange that happened elsewhere, as if it had been lived here.
 
         Raises:
             InputError: one of the texts is empty or not valid Unicode.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstream.config import CacheConfig
+from memstream.config import CacheConfig, kernel_path
 from memstream.errors import ConfigError, UnsupportedModelError
 from memstream.kernels.rebase import rebase
 from memstream.streaming.attention import NAME, Step
@@ -76,9 +76,11 @@ class StreamingModel:
 
     Raises:
         UnsupportedModelError: for a family whose streaming would be subtly wrong.
+        KernelUnavailableError: ``MEMSTREAM_KERNELS`` asks for kernels that this version does not have.
     """
 
     def __init__(self, model: Any, *, fingerprint: str = "") -> None:
+        kernel_path()
         check_supported(model.config)
         self.config = model.config
         self.fingerprint = fingerprint

@@ -359,8 +359,12 @@ def test_exchanges_from_elsewhere_are_taken_in(make: Any, tmp_path: Path) -> Non
     agent = make()
     with agent.session(user="a") as chat:
         for i in range(20):
-            evicted = chat.add(f"question {i}", f"answer {i}")
-        assert evicted
+            added = chat.add(f"question {i}", f"answer {i}")
+        assert (
+            added.n_tokens
+            == len(f"<|im_start|>user\nquestion {i}<|im_end|>\n") - 11 - 9 + 1 + 1 + 1 + 10 + len(f"answer {i}") + 2
+        )
+        assert added.evicted
         assert [row[1] for row in stored(tmp_path / "store.db")][:4] == [
             "question 0",
             "answer 0",
