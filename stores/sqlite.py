@@ -104,8 +104,10 @@ def connect(path: Path | None) -> Engine:
     @event.listens_for(engine, "connect")
     def prepare(dbapi: Any, _record: Any) -> None:
         dbapi.isolation_level = None  # we begin transactions ourselves
-        for pragma in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = FULL"):
-            dbapi.execute(f"PRAGMA {pragma}")
+        if dbapi.execute("PRAGMA page_count").fetchone()[0] == 0:
+            dbapi.execute("PRAGMA auto_vacuum = INCREMENTAL")  # on a file that has tables it would write each time
+        dbapi.execute("PRAGMA journal_mode = WAL")
+        dbapi.execute("PRAGMA synchronous = FULL")
         dbapi.execute("PRAGMA foreign_keys = ON")
         dbapi.execute("PRAGMA secure_delete = ON")
 

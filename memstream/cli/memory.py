@@ -155,7 +155,9 @@ def forget_command(
         item = memory.show(scope, memory_id)
         if not yes:
             click.echo(_line(item), err=True)
-            click.confirm("Forget this for good?", abort=True, err=True)
+            if not click.confirm("Forget this for good?", err=True):
+                click.echo("nothing was forgotten", err=True)
+                raise click.exceptions.Exit(1)
         receipt = memory.forget(scope, memory_id)
     if as_json_:
         click.echo(json.dumps(as_json(receipt), indent=2))

@@ -76,14 +76,14 @@ def scope_of(connection: Connection, memory_id: str) -> Scope | None:
         InputError: it is not an id.
     """
     kind, number = parse_id(memory_id)
-    table = db.Turn if kind == "turn" else db.Fact
-    place = select(db.Owner.namespace, db.Owner.user_key, db.Conversation.name).where(table.id == number)
+    columns = select(db.Owner.namespace, db.Owner.user_key, db.Conversation.name)
     if kind == "turn":
-        place = place.join(db.Conversation, db.Conversation.id == db.Turn.conversation_id)
-        place = place.join(db.Owner, db.Owner.id == db.Conversation.owner_id)
+        said = columns.select_from(db.Turn).join(db.Conversation, db.Conversation.id == db.Turn.conversation_id)
+        place = said.join(db.Owner, db.Owner.id == db.Conversation.owner_id).where(db.Turn.id == number)
     else:
-        place = place.join(db.Owner, db.Owner.id == db.Fact.owner_id)
-        place = place.outerjoin(db.Conversation, db.Conversation.id == db.Fact.conversation_id)
+        told = columns.select_from(db.Fact).join(db.Owner, db.Owner.id == db.Fact.owner_id)
+        place = told.outerjoin(db.Conversation, db.Conversation.id == db.Fact.conversation_id)
+        place = place.where(db.Fact.id == number)
     row = connection.execute(place).one_or_none()
     return None if row is None else Scope(row[0], row[1] or None, row[2])
 

@@ -373,12 +373,15 @@ class Memory:
         Raises:
             MemstreamError: what went wrong in the background since the last flush.
         """
+        failed: BaseException | None = None
         while True:
             with self._lock:
                 if not self._jobs:
-                    return
+                    break
                 job = self._jobs.pop(0)
-            job.result()
+            failed = failed or job.exception()
+        if failed is not None:
+            raise failed
 
     def close(self) -> None:
         """Finishes the background work, saves the index and closes the store; closing twice is harmless."""

@@ -23,10 +23,10 @@ def recalled(connection: Connection, hits: Sequence[Hit]) -> list[Recalled]:
     names: dict[int, str] = {}
     for part in rows.batches(conversation_ids):
         named = select(db.Conversation.id, db.Conversation.name).where(db.Conversation.id.in_(part))
-        names.update(connection.execute(named).tuples().all())
+        names.update(connection.execute(named).all())
     fact_ids = [hit.fact[0] for hit in hits if hit.fact is not None]
     timed = select(db.Fact.id, db.Fact.created).where(db.Fact.id.in_(fact_ids))
-    created = dict(connection.execute(timed).tuples().all())
+    created = dict(connection.execute(timed).all())
     pinned = set(connection.scalars(select(db.Pin.fact_id).where(db.Pin.fact_id.in_(fact_ids))))
     found = []
     for hit in hits:

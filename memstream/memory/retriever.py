@@ -30,8 +30,9 @@ _MAX_POSTINGS = 2000  # newest turns looked at per term; a term in more of them 
 _LEXICAL_TURNS = 96  # turns whose windows are scored
 _DENSE_WINDOWS = 48
 _MAX_SPAN = 64  # sequences a window reaches over at most, gaps included
-_DENSE_WEIGHT = 1.2
-_OWN_SHARE = 1.0
+_DENSE_WEIGHT = 1.0
+_OWN_SHARE = 0.7
+_BESIDE = 0.5  # of the gate: what a turn must say itself to come in with its window; "Thanks, noted." does not
 _QUESTION_FACTOR = 0.8  # who asked knew less than who told
 _ASSISTANT_FACTOR = 0.9
 
@@ -281,7 +282,7 @@ class _Ranking:
         for part in rows.batches(dense):
             of_facts = select(db.Chunk.id, db.Chunk.fact_id).where(db.Chunk.id.in_(part), db.Chunk.kind == "fact")
             facts.update(
-                (fact_id, dense[key]) for key, fact_id in self._connection.execute(of_facts).tuples() if fact_id
+                (fact_id, dense[key]) for key, fact_id in self._connection.execute(of_facts) if fact_id
             )
         return keys, facts
 
@@ -332,14 +333,15 @@ class _Ranking:
         if turn.role != "user":
             score *= _ASSISTANT_FACTOR
         cosine = max((c for c in (own, key.dense if key else None) if c is not None), default=None)
-        rare = not self._rare.isdisjoint(terms) or (key is not None and key.rare)
-        passed = rare or (cosine is not None and cosine >= self._gate)
+        passed = not self._rare.isdisjoint(terms) or (own is not None and own >= self._gate)
+        if key is not None and not passed and (terms or (own or 0.0) >= _BESIDE * self._gate):
+            passed = key.rare or (key.dense is not None and key.dense >= self._gate)
         return Hit(turn, None, score, cosine, lexical or None, tuple(terms), passed)
 
     def _fact_hits(self, facts: dict[int, float | None]) -> list[Hit]:
         hits = []
         texts = self._connection.execute(select(db.Fact.id, db.Fact.text).where(db.Fact.id.in_(list(facts))))
-        for fact_id, text in texts.tuples():
+        for fact_id, text in texts:
             terms, dense = self._fact_terms.get(fact_id, []), facts[fact_id]
             lexical = self._bm25(dict.fromkeys(terms, 1), len(text) / _TYPICAL_CHARS)
             score = (1 + _OWN_SHARE) * (lexical + _DENSE_WEIGHT * max(0.0, dense or 0.0))

@@ -99,7 +99,7 @@ def _keys(connection: Connection) -> list[str]:
         live[conversation_id].append(sequence)
         if role == "assistant" and value.strip():
             replies[conversation_id].append(sequence)
-    owners = dict(connection.execute(select(db.Conversation.id, db.Conversation.owner_id)).tuples().all())
+    owners = dict(connection.execute(select(db.Conversation.id, db.Conversation.owner_id)).all())
     covered: dict[int, set[int]] = defaultdict(set)
     found = []
     keys = select(
@@ -120,7 +120,7 @@ def _keys(connection: Connection) -> list[str]:
         missing = [sequence for sequence in sequences if sequence not in covered[conversation_id]]
         found += [f"reply {sequence} of conversation {conversation_id} is in no window" for sequence in missing]
     known = set(connection.scalars(select(db.Turn.id)))
-    for derived_id, sources in connection.execute(select(db.Derived.id, db.Derived.sources)).tuples():
+    for derived_id, sources in connection.execute(select(db.Derived.id, db.Derived.sources)):
         if not set(sources) <= known:
             found.append(f"summary {derived_id} was made from a turn that is gone")
     return found[:_MOST]

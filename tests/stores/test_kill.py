@@ -1,0 +1,132 @@
+"""Killed with SIGKILL at any moment, the store keeps every acknowledged turn, and everything agrees."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from sqlalchemy import select
+
+from memstream.memory import Memory, Scope
+from memstream.stores import fulltext, rows, vectors
+from memstream.stores import schema as db
+from tests.stores.conftest import MakeMemory
+from tests.stores.tiny import WORDS, TinyEmbedder
+from tests.stores.writer import SCOPES
+
+N_KILLS = 50
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Promises:
+    """What the writer said: what must be there, what may be, what must not."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, set[str]] = {}
+        self.forgotten: set[int] = set()
+        self.maybe_forgotten: set[int] = set()
+
+    def hear(self, line: str) -> None:
+        kind, *rest = line.split("\t")
+        if kind == "turn":
+            self.texts[int(rest[0])] = {rest[1]}
+        elif kind == "finishing":
+            self.texts[int(rest[0])].add(rest[1])
+        elif kind == "finished":
+            self.texts[int(rest[0])] = {rest[1]}
+        elif kind == "forgetting":
+            self.maybe_forgotten.add(int(rest[0]))
+        elif kind == "forgot":
+            self.forgotten.add(int(rest[0]))
+
+
+def write_and_kill(path: Path, seed: int, backend: str, after_s: float, promises: Promises) -> int:
+    """Runs the writer and kills it ``after_s`` seconds after it is ready. Returns how many lines it said."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.stores.writer", str(path), str(seed), backend],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(after_s)
+    process.send_signal(signal.SIGKILL)
+    said = process.stdout.read().decode()
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
+    lines = said.split("\n")[:-1]  # the last line is whole: each is one write
+    for line in lines:
+        promises.hear(line)
+    return len(lines)
+
+
+def check_promises(memory: Memory, promises: Promises) -> None:
+    with memory.store.read() as connection:
+        there = rows.turns_by_id(connection, list(promises.texts))
+    for turn_id, texts in promises.texts.items():
+        if turn_id in promises.forgotten:
+            assert turn_id not in there
+        elif turn_id in there:
+            assert there[turn_id].text in texts
+        else:
+            assert turn_id in promises.maybe_forgotten
+
+
+def check_search(memory: Memory, scope: Scope, rng: random.Random) -> None:
+    """Words and vectors of one scope, found by the store and by reading everything."""
+    word = rng.choice(WORDS)
+    with memory.store.read() as connection:
+        owner = rows.find_owner(connection, scope)
+        conversation = rows.find_conversation(connection, scope)
+        if owner is None or conversation is None:
+            return
+        mine = [db.Conversation.owner_id == owner] if scope.user else [db.Conversation.id == conversation]
+        turns = connection.execute(
+            select(db.Turn.id, db.Turn.text).join(db.Conversation).where(db.Turn.superseded.is_(False), *mine)
+        ).all()
+        scope_term = f"o{owner}" if scope.user else f"c{conversation}"
+        found = fulltext.turns_with(connection, scope_term, fulltext.words(word)[-1], -1, 0, 10**6)
+        wanted = fulltext.words(word)[-1]
+        assert sorted(found) == sorted(row.id for row in turns if wanted in fulltext.words(row.text))
+        chunks = select(db.Chunk.id).where(
+            db.Chunk.owner_id == owner if scope.user else db.Chunk.conversation_id == conversation
+        )
+        candidates = np.array(connection.scalars(chunks).all(), dtype=np.int64)
+        ids, matrix = vectors.read(connection, candidates.tolist(), 16)
+    query = TinyEmbedder().embed([word])[0]
+    memory._index.refresh()
+    got, scores = memory._index.search(query, candidates, 5)
+    best = np.sort(matrix @ query)[::-1][:5]
+    np.testing.assert_allclose(scores, best, atol=1e-5)
+    assert set(got.tolist()) <= set(ids.tolist())
+
+
+def test_kill_at_random_moments(tmp_path: Path, make_memory: MakeMemory) -> None:
+    rng = random.Random(20261129)
+    path, promises, n_lines = tmp_path / "a.db", Promises(), 0
+    for kill in range(N_KILLS):
+        backend = "faiss" if kill % 5 == 0 else "exact"
+        n_lines += write_and_kill(path, kill, backend, rng.uniform(0.0, 0.4), promises)
+        if kill % 5 == 4:
+            memory = make_memory(path, index="faiss" if kill % 10 == 4 else "exact")
+            memory.flush()
+            assert memory.verify().problems == ()
+            assert memory.verify().pending == 0
+            check_promises(memory, promises)
+            for scope in SCOPES:
+                check_search(memory, scope, rng)
+            for scope in SCOPES:  # the locks of the killed are free, and what they left open is cut
+                with memory.open_conversation(scope) as handle:
+                    assert all(turn.state != "open" for turn in handle.turns(live_only=False))
+            memory.flush()
+            assert memory.verify().problems == ()
+            memory.close()
+    assert n_lines > 8 * N_KILLS
+    assert len(promises.forgotten) > 10

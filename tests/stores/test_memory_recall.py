@@ -1,0 +1,195 @@
+"""Recall: whose memories, minus the window, gated, packed. Against brute force over random scopes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memstream.config import RecallConfig
+from memstream.errors import ConfigError
+from memstream.memory import Memory, Scope, SqlStore
+from memstream.stores.fulltext import words
+from tests.stores.conftest import MakeMemory
+from tests.stores.tiny import WORDS, TinyEmbedder, count_words, say, sentence
+
+SCOPE = Scope("n", "u", "c")
+scopes = st.builds(
+    Scope, st.sampled_from(["n", "m"]), st.sampled_from([None, "u", "v"]), st.sampled_from(["a", "b", "c"])
+)
+
+
+def visible(said: list[tuple[Scope, int, int, str]], asking: Scope, window_from: int) -> dict[int, str]:
+    """Brute force: what may be recalled, by turn id."""
+    found = {}
+    for scope, turn_id, sequence, text in said:
+        same = (scope.namespace, scope.user) == (asking.namespace, asking.user)
+        here = scope == asking
+        if same and (here or asking.user is not None) and not (here and sequence >= window_from):
+            found[turn_id] = text
+    return found
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    exchanges=st.lists(st.tuples(scopes, st.integers(0, 10**6)), min_size=1, max_size=25),
+    asking=scopes,
+    window_from=st.integers(0, 12),
+    word=st.sampled_from(WORDS),
+)
+def test_no_scope_ever_sees_another(
+    backend: str, exchanges: list[tuple[Scope, int]], asking: Scope, window_from: int, word: str
+) -> None:
+    memory = Memory(SqlStore.open("memory"), TinyEmbedder(), RecallConfig(gate=-1.0, max_notes=64), index=backend)  # type: ignore[arg-type]
+    said: list[tuple[Scope, int, int, str]] = []
+    for scope, seed in exchanges:
+        rng = random.Random(seed)
+        with memory.open_conversation(scope) as handle:
+            texts = (sentence(rng), sentence(rng))
+            ids = say(handle, *texts)
+            sequences = {turn.id: turn.sequence for turn in handle.turns()}
+        said += [(scope, i, sequences[i], text) for i, text in zip(ids, texts, strict=True)]
+    memory.flush()
+    allowed = visible(said, asking, window_from)
+    hits, n_considered = memory._retriever.rank(asking, _query(word), window_from, -1.0)
+    found = {hit.turn.id for hit in hits if hit.turn is not None}
+    assert n_considered == len(allowed)
+    assert found <= set(allowed)
+    key = words(word)[-1]
+    assert {i for i, text in allowed.items() if key in words(text)} <= found  # every turn with the word
+    recall = memory.recall(asking, [word], window_from=window_from, budget_tokens=10_000, count_tokens=count_words)
+    assert {int(note.id[5:]) for note in recall.notes} <= set(allowed)
+    assert all(allowed[int(note.id[5:])] == note.text for note in recall.notes)
+    memory.close()
+
+
+def _query(word: str) -> Any:
+    from memstream.memory.retriever import make_query
+
+    return make_query([word], TinyEmbedder())
+
+
+def test_dense_candidates_are_the_best_of_the_scope(make_memory: MakeMemory, backend: str) -> None:
+    rng = random.Random(5)
+    memory = make_memory(index=backend)
+    for user in ("u", "v"):
+        with memory.open_conversation(Scope("n", user, "c")) as handle:
+            for _ in range(150):
+                say(handle, sentence(rng), sentence(rng))
+    memory.flush()
+    with memory.store.read() as connection:
+        rows = connection.exec_driver_sql(
+            "SELECT chunks.id, chunks.text FROM chunks JOIN owners ON owners.id = owner_id WHERE user_key = 'u'"
+        ).all()
+    tiny = TinyEmbedder()
+    query = tiny.embed(["amber willow"])[0]
+    import numpy as np
+
+    scores = tiny.embed([row[1] for row in rows]) @ query
+    memory._index.refresh()
+    ids, got = memory._index.search(query, np.array([row[0] for row in rows]), 10)
+    np.testing.assert_allclose(got, np.sort(scores)[::-1][:10], atol=2e-3)  # SQL keeps float16
+
+
+def test_a_scope_without_user_and_conversation_is_refused(make_memory: MakeMemory) -> None:
+    memory = make_memory()
+    for call in (
+        lambda: memory.search(Scope("n"), "amber"),
+        lambda: memory.remember(Scope("n"), "amber"),
+        lambda: memory.recall(Scope("n"), ["a"], window_from=None, budget_tokens=9, count_tokens=count_words),
+        lambda: memory.open_conversation(Scope("n", "u")),
+    ):
+        with pytest.raises(ConfigError):
+            call()
+
+
+def test_without_a_user_facts_stay_in_their_conversation(make_memory: MakeMemory) -> None:
+    memory = make_memory()
+    memory.remember(Scope("n", None, "c"), "likes amber")
+    memory.remember(Scope("n", "u", "c"), "likes basil")
+    assert [item.text for item in memory.memories(Scope("n", None, "c"))] == ["likes amber"]
+    assert memory.memories(Scope("n", None, "d")) == []
+    assert [item.text for item in memory.memories(Scope("n", "u"))] == ["likes basil"]
+    assert [hit.text for hit in memory.search(Scope("n", None, "c"), "likes")] == ["likes amber"]
+
+
+def test_nothing_is_recalled_for_what_has_nothing_to_do_with_it(make_memory: MakeMemory) -> None:
+    memory = make_memory(gate=0.9)
+    with memory.open_conversation(SCOPE) as handle:
+        say(handle, "amber basil", "cedar delta")
+    memory.flush()
+    found = memory.recall(SCOPE, ["zephyr"], window_from=None, budget_tokens=50, count_tokens=count_words)
+    assert (found.notes, found.gated, found.n_considered) == ((), True, 2)
+    assert found.best_score is not None
+    found = memory.recall(SCOPE, ["amber"], window_from=None, budget_tokens=50, count_tokens=count_words)
+    assert [note.text for note in found.notes] == ["amber basil"]
+    assert found.notes[0].why.terms == ("amber",)
+    assert not found.gated
+    empty = memory.recall(Scope("n", "w", "c"), ["amber"], window_from=None, budget_tokens=50, count_tokens=count_words)
+    assert (empty.notes, empty.gated, empty.best_score, empty.n_considered) == ((), False, None, 0)
+
+
+def test_recall_can_be_off(make_memory: MakeMemory) -> None:
+    memory = make_memory(enabled=False)
+    with memory.open_conversation(SCOPE) as handle:
+        say(handle, "amber")
+    memory.remember(SCOPE, "amber")
+    assert memory.recall(SCOPE, ["amber"], window_from=None, budget_tokens=50, count_tokens=count_words).notes == ()
+    assert memory.search(SCOPE, "amber") != []
+
+
+def test_without_an_embedder_words_are_found(make_memory: MakeMemory) -> None:
+    memory = make_memory(embedder=None)
+    with memory.open_conversation(SCOPE) as handle:
+        say(handle, "My dentists are in Lisbon", "ok")
+        say(handle, "我的订单号是 48213", "好")
+    for query, expected in (("dentist", "My dentists are in Lisbon"), ("订单号", "我的订单号是 48213")):
+        hits = memory.search(SCOPE, query)
+        assert hits[0].text == expected
+        assert (hits[0].why.dense, hits[0].why.lexical_rank) == (None, 1)
+
+
+def test_pinned_facts_come_first_within_their_share(make_memory: MakeMemory) -> None:
+    memory = make_memory(max_notes=2)
+    with memory.open_conversation(SCOPE) as handle:
+        for word in ("amber river", "amber grove", "amber pearl"):
+            say(handle, word, "Noted.")
+    old = memory.remember(SCOPE, "basil " * 8)
+    new = memory.remember(SCOPE, "cedar " * 8)
+    memory.flush()
+    found = memory.recall(SCOPE, ["amber"], window_from=None, budget_tokens=36, count_tokens=count_words)
+    assert [note.id for note in found.notes][:1] == [new]  # 12 of 36 tokens: one of the two facts
+    assert old not in [note.id for note in found.notes]
+    assert [note.role for note in found.notes] == ["fact", "user", "user"]
+    assert found.notes[0].why.pinned
+    assert found.notes[1].time < found.notes[2].time
+
+
+def test_the_budget_holds(make_memory: MakeMemory) -> None:
+    memory = make_memory(max_notes=64)
+    rng = random.Random(1)
+    with memory.open_conversation(SCOPE) as handle:
+        for _ in range(40):
+            say(handle, "amber " + sentence(rng, 12))
+    memory.remember(SCOPE, "basil " * 5)
+    memory.flush()
+    for budget in (0, 1, 13, 40, 100):
+        found = memory.recall(SCOPE, ["amber"], window_from=None, budget_tokens=budget, count_tokens=count_words)
+        assert sum(count_words(note.text) for note in found.notes) <= budget
+    assert len(found.notes) > 3
+
+
+def test_the_statement_is_preferred_to_question_and_echo(make_memory: MakeMemory) -> None:
+    memory = make_memory(max_notes=1)
+    with memory.open_conversation(SCOPE) as handle:
+        say(handle, "What is my dentist called?", "You did not say.")
+        asked, _ = say(handle, "My dentist is called Varga.", "Noted: your dentist is called Varga.")
+        say(handle, "What is my dentist called?", "Your dentist is called Varga.")
+    memory.flush()
+    found = memory.recall(
+        SCOPE, ["What is my dentist called?"], window_from=None, budget_tokens=99, count_tokens=count_words
+    )
+    assert [note.id for note in found.notes] == [f"turn:{asked}"]
