@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from memstream.config import CacheConfig, ReplayConfig
 from memstream.errors import ConfigError, ReplayError
 from memstream.memory.embedder import Embedder
-from memstream.models import DEFAULT_MODEL, load_model
+from memstream.models import DEFAULT_MODEL
 from memstream.replay.alerts import Decision, Incident
 from memstream.replay.events import Alert, Answer, Event, IncidentCount, Summary
 from memstream.replay.lines import LineMemory
@@ -251,6 +251,7 @@ class Replay:
 
     def _find_scorer(self) -> Scorer:
         if self._scorer is None:
+            from memstream.models import load_model
             from memstream.replay.scorer import Scorer
 
             began = time.monotonic()

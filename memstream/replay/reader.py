@@ -106,7 +106,8 @@ class _Line:
 
     def extend(self, part: bytes) -> None:
         """Appends bytes; a run of NUL, as a crash or a truncated file leaves it, is skipped."""
-        part = part.replace(b"\0", b"")
+        if 0 in part:
+            part = part.translate(None, b"\0")  # many times faster than replace() in a hole
         self.length += len(part)
         room = (
             self._cap + 1 - len(self._head)
@@ -141,7 +142,7 @@ def _blocks(source: ByteStream) -> Iterator[bytes | None]:
     if head.startswith(b"\x1f\x8b"):
         packed = gzip.GzipFile(fileobj=io.BufferedReader(_Joined(blocks), BLOCK_BYTES))
         blocks = iter(lambda: packed.read1(BLOCK_BYTES), b"")
-        head = next(blocks, b"")
+        head = next(blocks, None) or b""
     else:
         next(blocks, None)
     for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):

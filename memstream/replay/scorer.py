@@ -38,7 +38,7 @@ class Scorer:
         most = min(cache.max_pinned, cache.total - cache.memory_tokens - cache.evict_tokens)
         if pinned > most:
             raise ConfigError(
-                f"ReplayConfig.sinks ({replay.sinks}) times max_line_tokens ({replay.max_line_tokens}) is {pinned}, but "
+                f"ReplayConfig.sinks ({replay.sinks}) x max_line_tokens ({replay.max_line_tokens}) is {pinned}, but "
                 f"a cache of {cache.total} tokens can pin {most} at most; lower one of them or raise cache_tokens"
             )
         self._tokenizer = loaded.tokenizer
