@@ -47,7 +47,7 @@ class ChatTemplate:
             raise ConfigError(
                 "this model has no chat template (a base model?); give one: Agent(..., chat_template=...)"
             )
-        self.user_prefix, self.user_suffix, self.assistant_suffix = self._learn()
+        self.user_prefix, self.user_suffix, self._lead, self.assistant_suffix = self._learn()
         special = set(tokenizer.all_special_ids)
         end = self.control(self.assistant_suffix)[:1]
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
@@ -88,7 +88,8 @@ class ChatTemplate:
 
     def exchange(self, user: str, assistant: str, *, prefix: str | None = None) -> list[int]:
         """A whole finished exchange."""
-        return [*self.user(user, prefix=prefix), *self.plain(assistant), *self.closing]
+        lead = "" if assistant.startswith(self._lead) else self._lead
+        return [*self.user(user, prefix=prefix), *self.plain(lead + assistant), *self.closing]
 
     def opening(self, system: str | None) -> Opening:
         """What a conversation begins with.
@@ -130,8 +131,8 @@ class ChatTemplate:
             raise UnsupportedModelError("the chat template drops or rewrites a turn's text")
         return before, after
 
-    def _learn(self) -> tuple[str, str, str]:
-        """User prefix, user suffix up to the assistant's first word, assistant suffix."""
+    def _learn(self) -> tuple[str, str, str, str]:
+        """User prefix, user suffix up to where the assistant speaks, what leads its words, assistant suffix."""
         turns = [("user" if i % 2 else "assistant", _mark(i)) for i in range(1, 6)]
         try:
             whole = self._render(turns, generate=True)
@@ -147,9 +148,10 @@ class ChatTemplate:
         for i in range(2, 6):
             assembled += (user_suffix if i % 2 == 0 else assistant_suffix + user_prefix) + _mark(i)
         generation = whole.split(_mark(5))[1]
-        if assembled + generation != whole or not generation.startswith(user_suffix):
+        lead = user_suffix.removeprefix(generation)  # such as the blank that the model will say by itself
+        if assembled + generation != whole or not (generation.startswith(user_suffix) or lead != user_suffix):
             raise UnsupportedModelError("the chat template renders the same turn differently at different places")
-        return user_prefix, generation, assistant_suffix
+        return user_prefix, generation, "" if lead == user_suffix else lead, assistant_suffix
 
 
 def _mark(i: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -406,7 +407,7 @@ def test_logits_processors_see_window_and_reply(make: Any) -> None:
     agent = make(logits_processors=[watch])
     agent.chat("hello")
     assert len(seen) == 6
-    assert all(later[: len(earlier)] == earlier for earlier, later in zip(seen, seen[1:], strict=False))
+    assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(seen))
     assert len(seen[-1]) == len(seen[0]) + 5
 
 
