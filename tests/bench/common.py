@@ -1,38 +1,25 @@
-"""What the benchmarks share: their arguments, the tests that must pass first, and one JSON line per result."""
+"""What the benchmarks share: the tests that must pass first, and one JSON line per result."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 # Before anything imports torch, transformers or tokenizers.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 _began = time.monotonic()
-
-
-def parser(bench: str, description: str) -> argparse.ArgumentParser:
-    """The arguments every benchmark takes: ``--data``, ``--out``, ``--skip-tests``."""
-    arguments = argparse.ArgumentParser(description=description)
-    arguments.add_argument(
-        "--data", type=Path, metavar="DIR", help="folder with the texts; parts without theirs are left out"
-    )
-    arguments.add_argument(
-        "--out", type=Path, metavar="FILE", default=Path("bench-out", f"{bench}.jsonl"), help="default: %(default)s"
-    )
-    arguments.add_argument("--skip-tests", action="store_true", help="do not run the tests first; noted in the output")
-    return arguments
 
 
 def say(text: str) -> None:
@@ -40,25 +27,19 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - _began:7.1f} s] {text}", file=sys.stderr, flush=True)
 
 
-def require_tests(paths: Sequence[str], *, skip: bool) -> str:
+def require_tests(paths: Sequence[str], *, skip: bool) -> None:
     """Runs the tests of what is going to be measured; a figure of broken code is worth nothing.
 
-    Returns:
-        ``"passed"`` or ``"skipped"``, for the environment record.
-
     Raises:
-        SystemExit: a test failed.
+        SystemExit: a test fails.
     """
     if skip:
         say("tests skipped, as asked")
-        return "skipped"
+        return
     say(f"testing first: {' '.join(paths)}")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", *paths], cwd=ROOT, stdout=sys.stderr.fileno(), check=False
-    )
-    if done.returncode:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *paths]
+    if subprocess.run(command, cwd=ROOT, stdout=sys.stderr.fileno(), check=False).returncode:
         raise SystemExit("the tests of this part fail, so it is not measured; mend them first, or give --skip-tests")
-    return "passed"
 
 
 def data_file(folder: Path | None, name: str) -> Path | None:
@@ -73,32 +54,40 @@ def data_file(folder: Path | None, name: str) -> Path | None:
     return path
 
 
-class Records:
+class Results:
     """Writes results as JSON lines, each at once, so that a run that is stopped leaves what it has measured.
 
     Args:
         bench: the benchmark's name, in every record.
-        out: the file; written anew.
-        tests: what ``require_tests`` returned.
+        out: the file, written anew; longer material goes into a second one beside it.
+        tests: test files that must pass before anything is measured.
+        skip_tests: leave them out; noted in the environment record.
+
+    Raises:
+        SystemExit: a test fails.
     """
 
-    def __init__(self, bench: str, out: Path, *, tests: str) -> None:
+    def __init__(self, bench: str, out: Path, *, tests: Sequence[str], skip_tests: bool = False) -> None:
+        require_tests(tests, skip=skip_tests)
+        import torch
+
         self._bench = bench
         out.parent.mkdir(parents=True, exist_ok=True)
         self._file = out.open("w", encoding="utf-8")
-        import torch
-
+        self._examples_path = out.with_suffix(".examples.jsonl")
+        self._examples_path.unlink(missing_ok=True)
         self.add(
             "environment",
             "cpus",
             os.cpu_count() or 0,
             "count",
             cpu=_cpu_name(),
+            load_average=round(os.getloadavg()[0], 2),
             torch_threads=torch.get_num_threads(),
             python=platform.python_version(),
-            versions={name: version(name) for name in ("memstream", "torch", "transformers")},
-            tests=tests,
-            load_average=round(os.getloadavg()[0], 2),
+            torch=version("torch"),
+            transformers=version("transformers"),
+            tests="skipped" if skip_tests else "passed",
         )
 
     def add(self, case: str, metric: str, value: float, unit: str, **settings: Any) -> None:
@@ -115,6 +104,22 @@ class Records:
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         say(f"{case}/{metric} {value:.6g} {unit}")
+
+    def example(self, case: str, **fields: Any) -> None:
+        """Keeps one answer, line or the like in ``<out>.examples.jsonl``, to look behind a figure."""
+        with self._examples_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"bench": self._bench, "case": case, **fields}, ensure_ascii=False) + "\n")
+
+    def progress(self, items: Iterable[T], label: str) -> Iterator[T]:
+        """Passes items through, saying every ten seconds how many there have been."""
+        last = time.monotonic()
+        n = 0
+        for n, item in enumerate(items, start=1):
+            if time.monotonic() - last >= 10:
+                say(f"  {label}: {n - 1} done")
+                last = time.monotonic()
+            yield item
+        say(f"  {label}: all {n} done")
 
     def close(self) -> None:
         """Closes the file."""

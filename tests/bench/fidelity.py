@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import Records, data_file, parser, require_tests, say  # first: it sets the environment
-
-import torch  # isort: skip
+import click
+import torch
+from common import Results, data_file, say
 from torch import Tensor
 
 from memstream.config import CacheConfig
@@ -39,7 +39,7 @@ class Bench:
     stock: Any
     tokenizer: Any
     streaming: StreamingModel
-    records: Records
+    results: Results
 
     def read(self, path: Path, n_tokens: int) -> list[int]:
         """The first n tokens of a text."""
@@ -123,7 +123,7 @@ def measure_parity(bench: Bench, ids: list[int]) -> None:
         want = model(torch.tensor([ids]), use_cache=False).logits[0].float()
     gap = float((got - want).abs().max())
     settings = {"tokens": len(ids), "cache_tokens": 512, "chunk_tokens": 100, "largest_logit": float(want.abs().max())}
-    bench.records.add("parity", "max_abs_logit_diff", gap, "logit", text=PLAY, **settings)
+    bench.results.add("parity", "max_abs_logit_diff", gap, "logit", text=PLAY, **settings)
 
 
 def measure_chunk_invariance(bench: Bench, ids: list[int]) -> None:
@@ -137,7 +137,7 @@ def measure_chunk_invariance(bench: Bench, ids: list[int]) -> None:
         runs.append(logits)
     gap = max(float((a - b).abs().max()) for a in runs for b in runs)
     settings = {"tokens": len(ids), "cache_tokens": 256, "evict_tokens": 64, "chunk_tokens": list(sizes)}
-    bench.records.add("chunk_invariance", "max_abs_logit_diff", gap, "logit", text=PLAY, evicted=evicted, **settings)
+    bench.results.add("chunk_invariance", "max_abs_logit_diff", gap, "logit", text=PLAY, evicted=evicted, **settings)
 
 
 def measure_attention_mass(bench: Bench, ids: list[int]) -> None:
@@ -152,7 +152,7 @@ def measure_attention_mass(bench: Bench, ids: list[int]) -> None:
         "layers": len(layers),
         "even_share": 4 / (0.75 * len(ids)),
     }
-    bench.records.add("attention", "mass_on_first_4", mass, "share", text=PLAY, **settings)
+    bench.results.add("attention", "mass_on_first_4", mass, "share", text=PLAY, **settings)
 
 
 def measure_short_perplexity(bench: Bench, ids: list[int]) -> None:
@@ -160,12 +160,12 @@ def measure_short_perplexity(bench: Bench, ids: list[int]) -> None:
     cache = {"sink_tokens": 4, "memory_tokens": 0, "window_tokens": 508}
     common = {"text": PLAY, "tokens": len(ids), "tokens_scored": len(ids) - 1}
     dense = perplexity(dense_scores(bench, ids, len(ids) - 1))
-    bench.records.add("ppl", "dense_1500", dense, "perplexity", **common)
+    bench.results.add("ppl", "dense_1500", dense, "perplexity", **common)
     for evict, single in ((64, False), (1, True)):
         settings = {**cache, "evict_tokens": evict, "chunk_tokens": 1 if single else 128}
         value = perplexity(stream_scores(bench, ids, CacheConfig(**settings), one_token_groups=single))
         groups = "one token" if single else "one text"
-        bench.records.add(
+        bench.results.add(
             "ppl", f"streaming_512_evict{evict}", value, "perplexity", groups=groups, **settings, **common
         )
 
@@ -178,7 +178,7 @@ def measure_sinks(bench: Bench, ids: list[int]) -> dict[int, float]:
         scores = stream_scores(bench, ids, CacheConfig(**settings))[1024:]
         found[sinks] = perplexity(scores)
         common = {"text": PROSE, "tokens": len(ids), "tokens_scored": len(scores)}
-        bench.records.add("ppl", f"sinks_{sinks}", found[sinks], "perplexity", scored_from=1024, **settings, **common)
+        bench.results.add("ppl", f"sinks_{sinks}", found[sinks], "perplexity", scored_from=1024, **settings, **common)
     return found
 
 
@@ -189,12 +189,12 @@ def measure_long_perplexity(bench: Bench, ids: list[int]) -> dict[str, Tensor]:
     for name, sinks in (("streaming", 4), ("window_only", 0)):
         settings = {"sink_tokens": sinks, "memory_tokens": 0, "cache_tokens": 1024, "evict_tokens": STRIDE}
         runs[name] = stream_scores(bench, ids, CacheConfig(**settings))
-        bench.records.add("ppl", name, perplexity(runs[name]), "perplexity", **settings, **common)
+        bench.results.add("ppl", name, perplexity(runs[name]), "perplexity", **settings, **common)
     runs["recompute"] = recompute_scores(bench, ids, 1024)
     value = perplexity(runs["recompute"])
-    bench.records.add("ppl", "recompute", value, "perplexity", dense_tokens=1024, stride=STRIDE, **common)
+    bench.results.add("ppl", "recompute", value, "perplexity", dense_tokens=1024, stride=STRIDE, **common)
     ratio = perplexity(runs["streaming"]) / value
-    bench.records.add("ppl", "streaming_over_recompute", ratio, "ratio", **common)
+    bench.results.add("ppl", "streaming_over_recompute", ratio, "ratio", **common)
     return runs
 
 
@@ -218,17 +218,19 @@ def plot(path: Path, runs: dict[str, Tensor], sinks: dict[int, float]) -> None:
     say(f"drawn: {path}")
 
 
-def main() -> None:
-    """Runs every measurement, the short ones first."""
-    arguments = parser("fidelity", __doc__.splitlines()[0]).parse_args()
-    tests = require_tests(TESTS, skip=arguments.skip_tests)
-    play, prose = data_file(arguments.data, PLAY), data_file(arguments.data, PROSE)
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path), help=f"Folder with {PLAY} and {PROSE}.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("bench-out/fidelity.jsonl"), show_default=True)
+@click.option("--skip-tests", is_flag=True, help="Measure even where the tests were not run; noted in the output.")
+def main(data: Path | None, out: Path, skip_tests: bool) -> None:
+    """Fidelity: parity, chunk invariance, perplexity. The short measurements come first."""
+    play, prose = data_file(data, PLAY), data_file(data, PROSE)
     if play is None and prose is None:
         raise SystemExit("nothing to measure: neither text was found; give --data DIR")
-    records = Records("fidelity", arguments.out, tests=tests)
+    results = Results("fidelity", out, tests=TESTS, skip_tests=skip_tests)
     loaded = load_model(MODEL, device="cpu", dtype="float32")
     streaming = StreamingModel(loaded.model, fingerprint=loaded.fingerprint)
-    bench = Bench(stock=loaded.model, tokenizer=loaded.tokenizer, streaming=streaming, records=records)
+    bench = Bench(stock=loaded.model, tokenizer=loaded.tokenizer, streaming=streaming, results=results)
     if play is not None:
         measure_parity(bench, bench.read(play, 500))
         measure_chunk_invariance(bench, bench.read(play, 600))
@@ -237,8 +239,8 @@ def main() -> None:
     if prose is not None:
         sinks = measure_sinks(bench, bench.read(prose, 5000))
         runs = measure_long_perplexity(bench, bench.read(prose, 20_000))
-        plot(arguments.out.with_suffix(".png"), runs, sinks)
-    records.close()
+        plot(out.with_suffix(".png"), runs, sinks)
+    results.close()
 
 
 if __name__ == "__main__":
