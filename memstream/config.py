@@ -231,7 +231,8 @@ class ReplayConfig(_Settings):
         threshold: ``q`` and a share of lines: ``q0.99`` alerts above what 99 % of the lines so far stay below.
         burn_in_lines: lines that are read before the first alert, so that there is something to compare with.
         incident_lines: an incident ends when its template has not been seen for this many lines.
-        sinks: how many of the first scored lines are pinned at the start of the cache.
+        sinks: how many of the first scored lines are pinned at the start of the cache; where they would take more than
+            it can pin, their beginnings.
         piece_lines: most lines computed in one forward; changes speed, never a score.
         max_line_tokens: a longer message is scored by its first so many tokens.
         max_line_bytes: a longer line is cut there while it is read, and marked as truncated.
@@ -274,6 +275,22 @@ class ReplayConfig(_Settings):
                 f"ReplayConfig.threshold is {self.threshold!r}; it must be q and a number between 0 and 1, as in q0.99"
             )
         return share
+
+    def pinned_line_tokens(self, cache: CacheConfig) -> int:
+        """How many tokens of each of the first ``sinks`` lines are pinned: all, or as many as the cache can pin.
+
+        Raises:
+            ConfigError: the cache cannot pin so many lines, or its memory is not ``after_sinks``.
+        """
+        if cache.memory_position != "after_sinks":
+            raise ConfigError(f"CacheConfig.memory_position is {cache.memory_position!r}; a replay needs 'after_sinks'")
+        most = min(cache.max_pinned, cache.total - cache.memory_tokens - cache.evict_tokens)
+        if self.sinks > most:
+            raise ConfigError(
+                f"ReplayConfig.sinks is {self.sinks}, but a cache of {cache.total} tokens can pin {most} at most; "
+                "lower it or raise cache_tokens"
+            )
+        return min(self.max_line_tokens, most // max(1, self.sinks))
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Replay:
 
     Raises:
         ReplayError: a source is a folder, is missing, or may not be read.
+        ConfigError: the cache cannot pin so many lines, or its memory is not ``after_sinks``.
         StoreError: the store cannot be opened.
     """
 
@@ -93,6 +94,7 @@ class Replay:
             check_readable(name)
         self.config = config or ReplayConfig()
         self._cache = cache or CacheConfig.preset("logs")
+        self.config.pinned_line_tokens(self._cache)
         self._model, self._device = model, device
         self._on_progress = on_progress
         self._miner = TemplateMiner(self.config.max_templates)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from memstream.config import CacheConfig, ReplayConfig
 from memstream.engine import Engine
-from memstream.errors import ConfigError
 from memstream.models import LoadedModel
 from memstream.streaming.model import StreamingModel
 from memstream.streaming.row import Row
@@ -27,20 +26,12 @@ class Scorer:
         cache: size of the cache; its memory has to be ``after_sinks``.
 
     Raises:
-        ConfigError: the pinned lines may not fit into the cache, or it is larger than the model allows.
+        ConfigError: the cache cannot pin so many lines, or it is larger than the model allows.
         UnsupportedModelError: the model cannot be streamed.
     """
 
     def __init__(self, loaded: LoadedModel, replay: ReplayConfig, cache: CacheConfig) -> None:
-        if cache.memory_position != "after_sinks":
-            raise ConfigError(f"CacheConfig.memory_position is {cache.memory_position!r}; a replay needs 'after_sinks'")
-        pinned = replay.sinks * replay.max_line_tokens
-        most = min(cache.max_pinned, cache.total - cache.memory_tokens - cache.evict_tokens)
-        if pinned > most:
-            raise ConfigError(
-                f"ReplayConfig.sinks ({replay.sinks}) x max_line_tokens ({replay.max_line_tokens}) is {pinned}, but "
-                f"a cache of {cache.total} tokens can pin {most} at most; lower one of them or raise cache_tokens"
-            )
+        self._pinned_line_tokens = replay.pinned_line_tokens(cache)
         self._tokenizer = loaded.tokenizer
         self._settings = replay
         self._engine = Engine(StreamingModel(loaded.model, fingerprint=loaded.fingerprint), cache)
@@ -63,7 +54,9 @@ class Scorer:
         """
         lines = [self._tokens(message) for message in messages]
         if self._row is None and lines:
-            self._row = self._engine.admit(pinned_tokens=sum(map(len, lines[: self._settings.sinks])))
+            n_pinned = self._settings.sinks
+            lines[:n_pinned] = [line[: self._pinned_line_tokens] for line in lines[:n_pinned]]
+            self._row = self._engine.admit(pinned_tokens=sum(map(len, lines[:n_pinned])))
         for start in range(0, len(lines), self._settings.piece_lines):
             yield from self._score_piece(lines[start : start + self._settings.piece_lines])
 

@@ -131,7 +131,7 @@ def test_only_the_ten_most_repeated_incidents_are_kept() -> None:
 
 @pytest.mark.parametrize("threshold", ["q1", "q0", "0.99", "q", "qx", "qnan", "q-0.5", "", 0.99])
 def test_a_threshold_that_is_none(threshold: str) -> None:
-    with pytest.raises(ConfigError, match="ReplayConfig.threshold"):
+    with pytest.raises(ConfigError, match=r"ReplayConfig\.threshold"):
         ReplayConfig(threshold=threshold)
 
 
