@@ -80,9 +80,16 @@ class SqlStore:
             yield connection
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """One transaction: committed as a whole at the end, or not at all. Never call a model inside."""
+    def write(self, *, durable: bool = True) -> Iterator[Connection]:
+        """One transaction: committed as a whole at the end, or not at all. Never call a model inside.
+
+        Args:
+            durable: False does not wait for the disk, for what can be made again: a power cut may undo it.
+        """
         with self._writing, sqlite.explain(self.path), self._engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            driver.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             writer = connection.execution_options(write=True)
             with writer.begin():
                 yield writer

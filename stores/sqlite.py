@@ -107,7 +107,6 @@ def connect(path: Path | None) -> Engine:
         if dbapi.execute("PRAGMA page_count").fetchone()[0] == 0:
             dbapi.execute("PRAGMA auto_vacuum = INCREMENTAL")  # on a file that has tables it would write each time
         dbapi.execute("PRAGMA journal_mode = WAL")
-        dbapi.execute("PRAGMA synchronous = FULL")
         dbapi.execute("PRAGMA foreign_keys = ON")
         dbapi.execute("PRAGMA secure_delete = ON")
 

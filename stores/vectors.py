@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from memstream.errors import DimensionMismatchError, StoreCorruptError
 from memstream.stores import schema as db
@@ -117,20 +117,32 @@ def pending(connection: Connection, limit: int) -> list[Pending]:
 
 def store(connection: Connection, space_id: int, items: Sequence[Pending], vectors: Vectors) -> None:
     """Writes vectors [n, d] and the events of new chunks; what was forgotten in the meantime is skipped."""
-    for item, vector in zip(items, vectors, strict=True):
-        if item.kind == "turn":
-            text = connection.scalar(select(db.Turn.text).where(db.Turn.id == item.id, db.Turn.superseded.is_(False)))
-            done = connection.scalar(select(db.TurnEmbedding.turn_id).where(db.TurnEmbedding.turn_id == item.id))
-            if text == item.text and done is None:
-                values = {"turn_id": item.id, "space_id": space_id, "vector": pack(vector)}
-                connection.execute(insert(db.TurnEmbedding).values(**values))
-            continue
-        text = connection.scalar(select(db.Chunk.text).where(db.Chunk.id == item.id))
-        done = connection.scalar(select(db.Embedding.chunk_id).where(db.Embedding.chunk_id == item.id))
-        if text == item.text and done is None:
-            values = {"chunk_id": item.id, "space_id": space_id, "vector": pack(vector)}
-            connection.execute(insert(db.Embedding).values(**values))
-            connection.execute(insert(db.Event).values(action="add", chunk_id=item.id))
+    blobs = {(item.kind, item.id): pack(vector) for item, vector in zip(items, vectors, strict=True)}
+    texts = {(item.kind, item.id): item.text for item in items}
+
+    def still_pending(kind: str, rows: Iterable[Row[int, str]]) -> list[int]:
+        return [row[0] for row in rows if texts[kind, row[0]] == row[1]]
+
+    chunk_ids = [item.id for item in items if item.kind == "chunk"]
+    chunks = (
+        select(db.Chunk.id, db.Chunk.text)
+        .outerjoin(db.Embedding, db.Embedding.chunk_id == db.Chunk.id)
+        .where(db.Chunk.id.in_(chunk_ids), db.Embedding.chunk_id.is_(None))
+        .order_by(db.Chunk.id)
+    )
+    if ids := still_pending("chunk", connection.execute(chunks)):
+        made = [{"chunk_id": i, "space_id": space_id, "vector": blobs["chunk", i]} for i in ids]
+        connection.execute(insert(db.Embedding), made)
+        connection.execute(insert(db.Event), [{"action": "add", "chunk_id": i} for i in ids])
+    turn_ids = [item.id for item in items if item.kind == "turn"]
+    turns = (
+        select(db.Turn.id, db.Turn.text)
+        .outerjoin(db.TurnEmbedding, db.TurnEmbedding.turn_id == db.Turn.id)
+        .where(db.Turn.id.in_(turn_ids), db.Turn.superseded.is_(False), db.TurnEmbedding.turn_id.is_(None))
+    )
+    if ids := still_pending("turn", connection.execute(turns)):
+        made = [{"turn_id": i, "space_id": space_id, "vector": blobs["turn", i]} for i in ids]
+        connection.execute(insert(db.TurnEmbedding), made)
 
 
 def delete_chunks(connection: Connection, chunk_ids: Collection[int]) -> dict[str, int]:

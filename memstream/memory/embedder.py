@@ -128,6 +128,10 @@ class SentenceTransformerEmbedder:
 
     def embed(self, texts: list[str]) -> Vectors:
         """Embeds n texts: float32 [n, dimension], rows of length 1; what exceeds the model's length is not read."""
+        parts = [self._embed_batch(texts[i : i + _BATCH]) for i in range(0, len(texts), _BATCH)]
+        return np.concatenate(parts) if parts else np.empty((0, self._dimension), dtype=np.float32)
+
+    def _embed_batch(self, texts: list[str]) -> Vectors:
         with self._lock:
             if self._model is None:
                 from sentence_transformers import SentenceTransformer

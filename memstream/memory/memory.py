@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sqlalchemy import insert, select, update
@@ -13,13 +10,13 @@ from sqlalchemy import insert, select, update
 from memstream.config import RecallConfig
 from memstream.errors import ConfigError, InputError
 from memstream.memory import forgetting, gate, keys
-from memstream.memory.embedder import Embedder, embed
+from memstream.memory.embedder import Embedder
 from memstream.memory.handle import ConversationHandle
+from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import IndexKind, LiveIndex
 from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
 from memstream.memory.retriever import Retriever, make_query, view_of
-from memstream.memory.summarizer import summarise
 from memstream.memory.verify import VerifyReport, verify
 from memstream.report import ForgetReceipt, Recalled
 from memstream.stores import fulltext, rows, vectors
@@ -28,9 +25,6 @@ from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo
 from memstream.stores.sql import SqlStore
 
-_log = logging.getLogger(__name__)
-_PIECE = 16  # texts embedded between two looks at the store
-_CHECKPOINT_EVENTS = 2000
 _LEXICAL_GATE = 2.0  # above any cosine: without an embedder only a rare word lets a memory in
 
 
@@ -59,14 +53,11 @@ class Memory:
         self._index = LiveIndex(store, index)
         self._retriever = Retriever(store, self._index)
         self._gate: float | None = recall.gate
-        self._lock = threading.Lock()
         self._closed = False
-        self._embedding_queued = False
-        self._jobs: list[Future[None]] = []
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memstream-memory")
+        self._indexer = Indexer(store, self._index, embedder)
         if embedder is not None:
             self._check_space(embedder)
-            self._wake()
+            self._indexer.wake()
 
     def _check_space(self, embedder: Embedder) -> None:
         with self.store.read() as connection:
@@ -104,9 +95,14 @@ class Memory:
         except BaseException:
             release()
             raise
-        self._wake()
+        self._indexer.wake()
         return ConversationHandle(
-            self.store, conversation_id, scope, release=release, indexed=self._wake, summarise=self._summarise_later
+            self.store,
+            conversation_id,
+            scope,
+            release=release,
+            indexed=self._indexer.wake,
+            summarise=self._indexer.summarise,
         )
 
     def list_conversations(self, scope: Scope) -> list[ConversationInfo]:
@@ -208,11 +204,11 @@ class Memory:
         )
 
     def search(self, scope: Scope, query: str, *, limit: int = 10) -> list[Recalled]:
-        """The best memories of a scope for a query, best first, each with why."""
+        """The best memories of a scope for a query, best first, each with why; any shared word is a match."""
         ready = make_query([query], self._embedder)
         hits, _ = self._retriever.rank(scope, ready, None, self._gate_value())
         with self.store.read() as connection:
-            return recalled(connection, [hit for hit in hits if hit.passed][:limit])
+            return recalled(connection, [hit for hit in hits if hit.passed or hit.terms][:limit])
 
     def memories(self, scope: Scope, *, limit: int = 50) -> list[Recalled]:
         """The newest facts and live turns of a scope, oldest of them first."""
@@ -257,7 +253,7 @@ class Memory:
             connection.execute(insert(db.Pin).values(fact_id=fact_id, created=db.now()))
             connection.execute(insert(db.Chunk).values(**values, kind="fact", fact_id=fact_id))
             fulltext.add_fact(connection, fact_id, owner_id, conversation_id, text)
-        self._wake()
+        self._indexer.wake()
         return f"fact:{fact_id}"
 
     # --- forgetting and checking
@@ -275,8 +271,8 @@ class Memory:
         done = forgetting.forget(self.store, scope, memory_id)
         wiped = self._purge()
         for conversation_id, sources in done.summaries:
-            self._summarise_later(conversation_id, sources)
-        self._wake()
+            self._indexer.summarise(conversation_id, sources)
+        self._indexer.wake()
         found = {hit.id for hit in self.search(scope, done.text, limit=1000)}
         with self.store.read() as connection:
             left = connection.scalars(select(db.Chunk.id).where(db.Chunk.id.in_(done.chunk_ids))).all()
@@ -300,58 +296,6 @@ class Memory:
         """Checks that the store is whole and that everything in it agrees; see ``VerifyReport.problems``."""
         return verify(self.store, self._index)
 
-    # --- in the background
-
-    def _wake(self) -> None:
-        """Has what is without a vector embedded, unless that is queued already."""
-        with self._lock:
-            if self._closed or self._embedder is None or self._embedding_queued:
-                return
-            self._embedding_queued = True
-        self._submit(self._embed_pending)
-
-    def _submit(self, job: Callable[[], None]) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            future = self._worker.submit(job)
-            self._jobs = [job for job in self._jobs if not job.done() or job.exception() is not None]
-            self._jobs.append(future)
-        future.add_done_callback(_report)
-
-    def _embed_pending(self) -> None:
-        assert self._embedder is not None
-        self._embedding_queued = False
-        while True:
-            with self.store.read() as connection:
-                items = vectors.pending(connection, _PIECE)
-            if not items:
-                return
-            matrix = embed(self._embedder, [item.text for item in items])
-            with self.store.write() as connection:
-                space = vectors.find_space(connection)
-                assert space is not None
-                vectors.store(connection, space.id, items, matrix)
-            self._index.refresh()
-            if self._index.unsaved_events >= _CHECKPOINT_EVENTS:
-                self._index.checkpoint()
-
-    def _summarise_later(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
-        if turn_ids:
-            self._submit(lambda: self._summarise(conversation_id, turn_ids))
-
-    def _summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
-        with self.store.read() as connection:
-            turns = rows.live_turns(connection, conversation_id, turn_ids)
-        summary = summarise([turn.text for turn in turns])
-        if not summary:
-            return
-        with self.store.write() as connection:
-            if rows.live_turns(connection, conversation_id, turn_ids) != turns:
-                return  # one was forgotten or undone meanwhile, and with it what was made from it
-            keys.add_summary(connection, conversation_id, turns, summary)
-        self._wake()
-
     def _gate_value(self) -> float:
         """The least cosine of a hit: as configured, as calibrated before, or calibrated now."""
         if self._embedder is None:
@@ -373,33 +317,16 @@ class Memory:
         Raises:
             MemstreamError: what went wrong in the background since the last flush.
         """
-        failed: BaseException | None = None
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    break
-                job = self._jobs.pop(0)
-            failed = failed or job.exception()
-        if failed is not None:
-            raise failed
+        self._indexer.flush()
 
     def close(self) -> None:
         """Finishes the background work, saves the index and closes the store; closing twice is harmless."""
-        with self._lock:
-            if self._closed:
-                return
+        if self._closed:
+            return
+        self._closed = True
         try:
             self.flush()
             self._index.checkpoint()
         finally:
-            with self._lock:
-                self._closed = True
-            self._worker.shutdown(wait=True)
+            self._indexer.shutdown()
             self.store.close()
-
-
-def _report(job: Future[None]) -> None:
-    """Tells at once what went wrong in the background; ``flush`` raises it."""
-    error = job.exception()
-    if error is not None:
-        _log.error("indexing in the background failed: %s", error)

@@ -30,6 +30,9 @@ _MAX_POSTINGS = 2000  # newest turns looked at per term; a term in more of them 
 _LEXICAL_TURNS = 96  # turns whose windows are scored
 _DENSE_WINDOWS = 48
 _MAX_SPAN = 64  # sequences a window reaches over at most, gaps included
+_RARE_TURNS = 3  # a word in so few turns is rare,
+_RARE_PART = 50  # or in a fiftieth of them;
+_RARE_PART_ALONE = 8  # in an eighth where there are no vectors to judge by
 _DENSE_WEIGHT = 1.0
 _OWN_SHARE = 0.7
 _BESIDE = 0.5  # of the gate: what a turn must say itself to come in with its window; "Thanks, noted." does not
@@ -226,7 +229,8 @@ class _Ranking:
         return self._connection.scalar(statement) or 0
 
     def _look_up_terms(self, n_turns: int) -> None:
-        view, rare_below = self._view, max(3, n_turns // 50)
+        view = self._view
+        rare_below = max(_RARE_TURNS, n_turns // (_RARE_PART if self._query.vector is not None else _RARE_PART_ALONE))
         for term in self._query.terms:
             found = fulltext.turns_with(
                 self._connection, view.scope_term, term, view.asking_id, view.window_from, _MAX_POSTINGS
@@ -281,9 +285,7 @@ class _Ranking:
         facts: dict[int, float | None] = dict.fromkeys(self._fact_terms)
         for part in rows.batches(dense):
             of_facts = select(db.Chunk.id, db.Chunk.fact_id).where(db.Chunk.id.in_(part), db.Chunk.kind == "fact")
-            facts.update(
-                (fact_id, dense[key]) for key, fact_id in self._connection.execute(of_facts) if fact_id
-            )
+            facts.update((fact_id, dense[key]) for key, fact_id in self._connection.execute(of_facts) if fact_id)
         return keys, facts
 
     def _search(self, candidates: Ids, k: int) -> dict[int, float]:

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from memstream.memory.chunker import MAX_PIECES, estimated_pieces
 from memstream.stores.fulltext import query_terms
 
+# After a full stop, unless it ends an initial or a title: "J.", "Dr.", "Mrs."
+_ENDS = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\bMrs\.)\s+|(?<=[。！？])|\n+")
+
 
 def sentences(text: str) -> list[str]:
     """The sentences of a text, trimmed; a point inside a word does not end one."""
-    parts = (part.strip() for part in re.split(r"(?<=[.!?])\s+|(?<=[。！？])|\n+", text))
+    parts = (part.strip() for part in _ENDS.split(text))
     return [part for part in parts if part]
 
 

@@ -90,7 +90,7 @@ def test_dense_candidates_are_the_best_of_the_scope(make_memory: MakeMemory, bac
 
     scores = tiny.embed([row[1] for row in rows]) @ query
     memory._index.refresh()
-    ids, got = memory._index.search(query, np.array([row[0] for row in rows]), 10)
+    _ids, got = memory._index.search(query, np.array([row[0] for row in rows]), 10)
     np.testing.assert_allclose(got, np.sort(scores)[::-1][:10], atol=2e-3)  # SQL keeps float16
 
 

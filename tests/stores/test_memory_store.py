@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import random
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -240,7 +242,7 @@ def test_vectors_are_made_in_the_background_and_after_a_crash(tmp_path: Path, ma
     with without.open_conversation(SCOPE) as handle:
         say(handle, "amber")
     assert without.verify().pending == 3
-    assert [hit.text for hit in without.search(SCOPE, "amber")][0] == "amber"
+    assert next(hit.text for hit in without.search(SCOPE, "amber")) == "amber"
     without.close()
     memory = make_memory(tmp_path / "a.db")
     memory.flush()
@@ -317,28 +319,18 @@ def test_two_processes_follow_each_other(tmp_path: Path, make_memory: MakeMemory
 
 
 def test_many_threads_write_and_search_at_once(tmp_path: Path, make_memory: MakeMemory, backend: str) -> None:
-    import random
-
     memory = make_memory(tmp_path / "a.db", index=backend)
-    failures: list[BaseException] = []
 
     def work(number: int) -> None:
         rng = random.Random(number)
-        try:
-            scope = Scope("n", f"u{number % 3}", f"c{number}")
-            with memory.open_conversation(scope) as handle:
-                for _ in range(12):
-                    say(handle, sentence(rng), sentence(rng))
-                    memory.recall(scope, [sentence(rng, 2)], window_from=4, budget_tokens=50, count_tokens=count_words)
-        except BaseException as error:
-            failures.append(error)
+        scope = Scope("n", f"u{number % 3}", f"c{number}")
+        with memory.open_conversation(scope) as handle:
+            for _ in range(12):
+                say(handle, sentence(rng), sentence(rng))
+                memory.recall(scope, [sentence(rng, 2)], window_from=4, budget_tokens=50, count_tokens=count_words)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))  # raises what a thread raised
     memory.flush()
     with memory.store.read() as connection:
         sequences = connection.execute(select(db.Turn.conversation_id, db.Turn.sequence)).all()

@@ -11,7 +11,11 @@ from memstream.memory import ConversationHandle
 from memstream.stores.base import Vectors
 from memstream.stores.fulltext import words
 
-WORDS = ["amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "heron", "ivory", "jolly", "kayak", "lemon", "maple", "noble", "ocean", "pearl", "quartz", "river", "sable", "tulip", "umber", "velvet", "willow", "xenon", "yarrow", "zephyr", "订单", "号码", "天气", "東京", "서울", "łódź"]
+_ALL = """
+    amber basil cedar delta ember fjord grove heron ivory jolly kayak lemon maple noble ocean pearl quartz river sable
+    tulip umber velvet willow xenon yarrow zephyr 订单 号码 天气 東京 서울 łódź
+"""
+WORDS = _ALL.split()
 
 
 class TinyEmbedder:

@@ -1,0 +1,117 @@
+"""What happens off the reply's path: summaries of what left the window, and the vectors of everything new."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from memstream.memory import keys
+from memstream.memory.embedder import Embedder, embed
+from memstream.memory.live_index import LiveIndex
+from memstream.memory.summarizer import summarise
+from memstream.stores import rows, vectors
+from memstream.stores.sql import SqlStore
+
+_log = logging.getLogger(__name__)
+_PIECE = 64  # texts embedded between two looks at the store
+_CHECKPOINT_EVENTS = 2000
+
+
+class Indexer:
+    """One background thread. Its queue need not survive: what has no vector is found in the store again.
+
+    Args:
+        store: read and written in short transactions, never across a call of the embedder.
+        index: told of new vectors.
+        embedder: None makes no vectors.
+    """
+
+    def __init__(self, store: SqlStore, index: LiveIndex, embedder: Embedder | None) -> None:
+        self._store, self._index, self._embedder = store, index, embedder
+        self._lock = threading.Lock()
+        self._closed = False
+        self._queued = False
+        self._jobs: list[Future[None]] = []
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memstream-memory")
+
+    def wake(self) -> None:
+        """Has what is without a vector embedded, unless that is queued already."""
+        with self._lock:
+            if self._embedder is None or self._queued:
+                return
+            self._queued = True
+        self._submit(self._embed_pending)
+
+    def summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
+        """Has turns of a conversation summarised, as one more key to them."""
+        if turn_ids:
+            self._submit(lambda: self._summarise(conversation_id, turn_ids))
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            future = self._worker.submit(job)
+            self._jobs = [job for job in self._jobs if not job.done() or job.exception() is not None]
+            self._jobs.append(future)
+        future.add_done_callback(_report)
+
+    def _embed_pending(self) -> None:
+        assert self._embedder is not None
+        self._queued = False  # first: whoever wakes from now on may have written what the next look misses
+        while True:
+            with self._store.read() as connection:
+                items = vectors.pending(connection, _PIECE)
+            if not items:
+                return
+            matrix = embed(self._embedder, [item.text for item in items])
+            with self._store.write(durable=False) as connection:
+                space = vectors.find_space(connection)
+                assert space is not None
+                vectors.store(connection, space.id, items, matrix)
+            self._index.refresh()
+            if self._index.unsaved_events >= _CHECKPOINT_EVENTS:
+                self._index.checkpoint()
+
+    def _summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
+        with self._store.read() as connection:
+            turns = rows.live_turns(connection, conversation_id, turn_ids)
+        summary = summarise([turn.text for turn in turns])
+        if not summary:
+            return
+        with self._store.write() as connection:
+            if rows.live_turns(connection, conversation_id, turn_ids) != turns:
+                return  # one was forgotten or undone meanwhile, and with it what was made from it
+            keys.add_summary(connection, conversation_id, turns, summary)
+        self.wake()
+
+    def flush(self) -> None:
+        """Waits for everything queued, and for what that queues.
+
+        Raises:
+            MemstreamError: the first of what went wrong since the last flush.
+        """
+        failed: BaseException | None = None
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    break
+                job = self._jobs.pop(0)
+            failed = failed or job.exception()
+        if failed is not None:
+            raise failed
+
+    def shutdown(self) -> None:
+        """Takes no more work and ends the thread."""
+        with self._lock:
+            self._closed = True
+        self._worker.shutdown(wait=True)
+
+
+def _report(job: Future[None]) -> None:
+    """Tells at once what went wrong; ``flush`` raises it."""
+    error = job.exception()
+    if error is not None:
+        _log.error("indexing in the background failed: %s", error)

@@ -1,0 +1,170 @@
+"""Words of any language, queries of any text, windows, summaries, packing: worked out by hand."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstream.memory import SqlStore
+from memstream.memory.chunker import MAX_PIECES, estimated_pieces, window_text, windows
+from memstream.memory.packing import pack
+from memstream.memory.retriever import is_question, make_query
+from memstream.memory.summarizer import sentences, summarise
+from memstream.report import Recalled, Why
+from memstream.stores import fulltext
+from memstream.stores.rows import Turn
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Dr. Varga's order #48213-B", ["dr", "varga", "s", "order", "48213", "b"]),
+        ("Straße ÉCOLE naïve", ["strasse", "ecole", "naive"]),
+        ("订单号", ["订", "单", "号", "订单", "单号"]),
+        ("東京へ行く OK", ["東", "京", "へ", "行", "く", "東京", "京へ", "へ行", "行く", "ok"]),
+        ("서울", ["서", "울", "서울"]),
+        ("ｶﾞ ＡＢＣ", ["ガ", "abc"]),
+        ("हिन्दी", ["हिन्दी"]),
+        ("snake_case \x00 \U0001f600 \"'*():^-", ["snake", "case"]),
+        ("", []),
+    ],
+)
+def test_words(text: str, expected: list[str]) -> None:
+    assert fulltext.words(text) == expected
+
+
+def test_query_terms_leave_out_what_says_nothing() -> None:
+    assert fulltext.query_terms("What is my dentist called? My DENTIST!") == ["dentist"]
+    assert fulltext.query_terms("我的订单号") == ["我的", "的订", "订单", "单号"]
+    assert fulltext.query_terms("猫") == ["猫"]
+    assert fulltext.query_terms("who are you") == []
+    assert len(fulltext.query_terms(" ".join(f"w{i}" for i in range(500)))) == 32
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(), st.text())
+def test_no_text_is_a_syntax_error_and_its_words_are_found(text: str, other: str) -> None:
+    store = SqlStore.open("memory")
+    with store.write() as connection:
+        connection.exec_driver_sql("INSERT INTO owners VALUES (1, 'n', 'u')")
+        connection.exec_driver_sql("INSERT INTO facts VALUES (1, 1, NULL, '', '2026-01-01 00:00:00')")
+        fulltext.add_fact(connection, 1, 1, None, text)
+        for term in fulltext.query_terms(text) + fulltext.words(text):
+            assert fulltext.facts_with(connection, "o1", term) == [1]
+            assert fulltext.facts_with(connection, "o11", term) == []
+        for term in fulltext.query_terms(other):
+            fulltext.facts_with(connection, "o1", term)
+    store.close()
+
+
+def test_context_weighs_less_than_the_newest_turn() -> None:
+    query = make_query(["The river is high", "amber", "Where is my dentist, please? In Lisbon?"], None)
+    assert query.terms["dentist"] == query.terms["lisbon"] == 1.0
+    assert sum(query.terms[t] for t in ("amber", "river", "high")) == pytest.approx(0.15 + 0.075)
+    assert query.newest == {"dentist", "lisbon"}
+    assert make_query(["Lisbon", "And there?"], None).terms == {"lisbon": 0.5}
+    assert make_query(["", "  "], None).terms == {}
+
+
+@pytest.mark.parametrize(("text", "expected"), [("Who?", True), ("谁？ ", True), ('"Who?"', True), ("I know.", False)])
+def test_questions(text: str, expected: bool) -> None:
+    assert is_question(text) is expected
+
+
+def turn(sequence: int, text: str) -> Turn:
+    return Turn(sequence + 1, sequence, "user", text, 1, START, "complete", 1)
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [
+        (0, []),
+        (1, [(0, 0)]),
+        (4, [(0, 3)]),
+        (5, [(0, 3), (2, 4)]),
+        (6, [(0, 3), (2, 5)]),
+        (7, [(0, 3), (2, 5), (4, 6)]),
+    ],
+)
+def test_windows(n: int, expected: list[tuple[int, int]]) -> None:
+    made = windows([turn(i, f"t{i}") for i in range(n)])
+    assert [(w.first, w.last) for w in made] == expected
+    for window in made:
+        assert window.text == "\n".join(f"t{i}" for i in range(window.first, window.last + 1))
+
+
+def test_a_window_reads_something_of_every_turn() -> None:
+    long = " ".join(["amber"] * 1000)
+    text = window_text(["start here", long, "middle here", long])
+    lines = text.split("\n")
+    assert (lines[0], lines[2]) == ("start here", "middle here")
+    assert len(lines[1].split()) == len(lines[3].split()) == (MAX_PIECES - 2 - 4 - 4) // 2 // 2
+    assert sum(estimated_pieces(word) for word in text.split()) <= MAX_PIECES - 2
+    assert sum(estimated_pieces(word) for word in text.split()) > MAX_PIECES - 12
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(max_size=600), min_size=1, max_size=4))
+def test_a_window_never_exceeds_the_embedder(texts: list[str]) -> None:
+    cut = window_text(texts)
+    assert sum(estimated_pieces(word) for word in cut.split()) <= MAX_PIECES - 2
+
+
+def test_summaries_are_sentences_of_the_text() -> None:
+    texts = ["Hello! My dentist is Dr. Varga in Lisbon. Is it raining?", "amber " * 400 + "."]
+    summary = summarise(texts)
+    assert "My dentist is Dr. Varga in Lisbon." in summary
+    assert all(part in " ".join(texts) for part in sentences(summary))
+    assert sum(estimated_pieces(word) for word in summary.split()) <= MAX_PIECES - 2
+    assert summarise(["", "?!"]) == ""
+
+
+def test_sentences() -> None:
+    assert sentences("I met Dr. Varga. He came! 好的。再见\nJ. R. Smith left at 3.45 pm.") == [
+        "I met Dr. Varga.", "He came!", "好的。", "再见", "J. R. Smith left at 3.45 pm.",
+    ]  # fmt: skip
+
+
+def note(number: int, text: str, score: float, role: str = "user") -> Recalled:
+    time = START + timedelta(minutes=number)
+    return Recalled(id=f"turn:{number}", role=role, text=text, time=time, conversation="c", why=Why(score=score))
+
+
+def packed(found: list[Recalled], **options: Any) -> list[int]:
+    options = {"max_notes": 3, "budget_tokens": 100, "count_tokens": lambda text: len(text.split()), **options}
+    return [int(kept.id[5:]) for kept in pack([], found, **options)]
+
+
+def test_packing_is_chronological_and_bounded() -> None:
+    found = [note(9, "amber basil", 3.0), note(2, "cedar delta", 2.5), note(5, "ember fjord", 2.0)]
+    assert packed(found) == [2, 5, 9]
+    assert packed(found, max_notes=2) == [2, 9]
+    assert packed(found, budget_tokens=4) == [2, 9]
+    assert packed(found, budget_tokens=1) == []
+    assert packed([*found, note(1, "grove heron", 0.5)], max_notes=9) == [2, 5, 9]  # far below the best
+
+
+def test_near_duplicates_leave_one_and_the_statement_stays() -> None:
+    question = note(1, "What is my dentist called?", 3.0)
+    echo = note(4, "Noted, your dentist is called Varga.", 2.9, role="assistant")
+    fact = note(3, "My dentist is called Varga.", 2.8)
+    assert packed([question, echo, fact]) == [3]
+    assert packed([fact, echo, question]) == [3]
+    assert packed([echo]) == [4]
+    assert packed([note(1, "amber basil cedar delta", 3.0), note(2, "amber ember fjord grove", 2.9)]) == [1, 2]
+
+
+def test_a_note_too_long_for_the_budget_gives_its_best_sentences() -> None:
+    text = "Filler " * 30 + ". The amber key is under the pot. " + "Filler " * 30 + "."
+    long = Recalled(
+        id="turn:1", role="user", text=text, time=START, conversation="c", why=Why(score=1.0, terms=("amber",))
+    )
+    (kept,) = pack([], [long], max_notes=3, budget_tokens=10, count_tokens=lambda text: len(text.split()))
+    assert kept.text == "The amber key is under the pot."
+    assert pack([], [note(1, "word " * 50, 1.0)], max_notes=3, budget_tokens=10, count_tokens=len) == ()
