@@ -24,7 +24,7 @@ IDLE_S = 0.2  # a pipe that is silent for so long has its pending lines worked o
 
 # Escape sequences of terminals: CSI, OSC and its kin with their text, and two-character ones.
 _ESCAPE = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?|\x9b[0-?]*[ -/]*[@-~]"
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]?|\x9b[0-?]*[ -/]*[@-~]"
 )
 _BLANK = re.compile("[\t\x0b\x0c\x85\u2028\u2029]")
 # What is left of C0 and C1, and marks that reorder what a terminal shows.
@@ -220,7 +220,10 @@ def open_stream(path: str | os.PathLike[str]) -> Iterator[ByteStream]:
     name = os.fspath(path)
     with ExitStack() as stack:
         if name == "-":
-            descriptor = sys.stdin.fileno()
+            try:
+                descriptor = sys.stdin.fileno()
+            except (AttributeError, OSError, ValueError) as error:  # None, no descriptor, closed
+                raise ReplayError("there is no standard input to read") from error
         else:
             if Path(name).is_dir():
                 raise ReplayError(f"{name} is a folder; give the log files in it")

@@ -13,7 +13,7 @@ from memstream.replay.normalise import MASK, mask
 
 MAX_WORDS = 128  # words of a line that are compared; the rest of a longer one is ignored
 _PREFIX_WORDS = 2  # levels of the tree below the word count
-_MAX_CHILDREN = 100  # words told apart at one node; further ones share a child
+_MAX_CHILDREN = 100  # words told apart at one node (further ones share a child), and templates compared at a leaf
 _SIMILAR = 0.5  # least share of equal words
 
 
@@ -24,15 +24,14 @@ class Template:
     Attributes:
         id: from 1, never reused.
         words: its words, with ``<*>`` where lines differ.
+        path: the way to it through the tree.
         n_lines: how many lines were of it.
-        last_line: the count of all lines when it was last seen.
     """
 
     id: int
     words: list[str]
     path: tuple[int | str, ...]
-    n_lines: int = 0
-    last_line: int = 0
+    n_lines: int = 1
 
     @property
     def text(self) -> str:
@@ -43,7 +42,7 @@ class Template:
 @dataclass(slots=True)
 class _Node:
     children: dict[int | str, _Node] = field(default_factory=dict)
-    templates: list[Template] = field(default_factory=list)
+    templates: list[Template] = field(default_factory=list)  # the one not seen for longest first
 
 
 class TemplateMiner:
@@ -58,14 +57,12 @@ class TemplateMiner:
         self._root = _Node()
         self._by_use: OrderedDict[int, Template] = OrderedDict()  # least recently seen first
         self._n_made = 0
-        self._n_lines = 0
 
     def __len__(self) -> int:
         return len(self._by_use)
 
     def add(self, message: str) -> tuple[Template, bool]:
         """Returns the template of a message, and whether it is new."""
-        self._n_lines += 1
         words = mask(message).split()[:MAX_WORDS]
         node, path = self._root, self._path(words)
         for step in path:
@@ -78,7 +75,9 @@ class TemplateMiner:
             if template is not None:
                 template.words = [a if a == b else MASK for a, b in zip(template.words, words, strict=True)]
                 self._by_use.move_to_end(template.id)
-                self._see(template)
+                node.templates.remove(template)
+                node.templates.append(template)
+                template.n_lines += 1
                 return template, False
         return self._make(words, path), True
 
@@ -100,16 +99,13 @@ class TemplateMiner:
         node = self._root
         for step in path:
             node = node.children.setdefault(step, _Node())
+        if len(node.templates) >= _MAX_CHILDREN:
+            self._drop(node.templates[0])
         self._n_made += 1
         template = Template(self._n_made, words, path)
         node.templates.append(template)
         self._by_use[template.id] = template
-        self._see(template)
         return template
-
-    def _see(self, template: Template) -> None:
-        template.n_lines += 1
-        template.last_line = self._n_lines
 
     def _drop(self, template: Template) -> None:
         """Forgets a template, and the nodes that led to it alone."""

@@ -160,6 +160,7 @@ def test_a_damaged_gzip_file_says_so_after_its_lines(damage: str) -> None:
         (b"a\xffb\xfe", "a\\xffb\\xfe", 2),
         (b"\x1b[31mred\x1b[0m", "red", 0),
         (b"\x1b]0;title\x07x\x1b]8;;http://a\x1b\\link", "xlink", 0),
+        (b"\x1b]0;an end that never comes", "0;an end that never comes", 0),
         (b"a\tb\x0bc", "a b c", 0),
         (b"bell\x07 back\x08 del\x7f", "bell back del", 0),
         ("c1 \x9b31mx \x85y".encode(), "c1 x  y", 0),
@@ -181,6 +182,13 @@ def test_nothing_a_terminal_obeys_survives(data: bytes) -> None:
 def test_a_character_cut_by_the_cap_is_no_error() -> None:
     assert clean("aü".encode()[:2], truncated=True) == ("a", 0)
     assert clean("aü".encode()[:2]) == ("a\\xc3", 1)
+
+
+def test_no_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stdin in (None, io.StringIO("x")):
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(ReplayError, match="no standard input"), open_stream("-"):
+            pass
 
 
 @pytest.mark.parametrize("make", ["folder", "missing", "forbidden"])
