@@ -19,7 +19,7 @@ from memstream.memory.embedder import Embedder, embed
 from memstream.memory.live_index import LiveIndex
 from memstream.stores import fulltext, rows, vectors
 from memstream.stores import schema as db
-from memstream.stores.base import Ids, Scope, Vectors
+from memstream.stores.base import Scope, Vectors
 from memstream.stores.rows import Turn
 from memstream.stores.sql import SqlStore
 
@@ -180,32 +180,59 @@ class Retriever:
             window_from: turns of the asking conversation from this sequence on are left out; None: none are.
             gate: least cosine of a hit without a rare-term match.
         """
-        if query.vector is not None:
-            self._index.refresh()
+        # The index is never asked inside a transaction: its lock is taken before the store's, by everybody.
         with self._store.read() as connection:
             view = view_of(connection, scope, window_from)
             if view is None:
                 return [], 0
-            return _Ranking(connection, view, query, gate, self._index).run()
+            ranking = _Ranking(view, query, gate)
+            ranking.look_up(connection)
+        if query.vector is not None:
+            self._index.refresh()
+            ranking.search_vectors(self._index)
+        with self._store.read() as connection:
+            return ranking.run(connection), ranking.n_considered
 
 
 class _Ranking:
-    """One search, on one consistent view of the store."""
+    """One search: words and candidates in one transaction, vectors outside, turns and scores in another."""
 
-    def __init__(self, connection: Connection, view: View, query: Query, gate: float, index: LiveIndex) -> None:
-        self._connection, self._view, self._query, self._gate, self._index = connection, view, query, gate, index
+    def __init__(self, view: View, query: Query, gate: float) -> None:
+        self._view, self._query, self._gate = view, query, gate
         self._turn_terms: dict[int, list[str]] = {}
         self._fact_terms: dict[int, list[str]] = {}
         self._idf: dict[str, float] = {}
         self._rare: set[str] = set()
         self._mass = 1.0
+        self._visible: list[int] = []
+        self._chosen: set[int] = set()
+        self._dense: dict[int, float] = {}
+        self.n_considered = 0
 
-    def run(self) -> tuple[list[Hit], int]:
+    def look_up(self, connection: Connection) -> None:
+        """Finds which turns and facts hold which words, and the keys that may be searched."""
+        self._connection = connection
         n_turns = self._count_turns()
+        self.n_considered = n_turns + self._count_facts()
         self._look_up_terms(n_turns)
+        self._chosen = self._windows_around(self._best_lexical_turns())
+        if self._query.vector is not None:
+            self._visible = list(connection.scalars(select(db.Chunk.id).where(self._view.chunks())))
+
+    def search_vectors(self, index: LiveIndex) -> None:
+        """Adds the keys that are near in meaning, and the cosine of those already chosen."""
+        assert self._query.vector is not None
+        for candidates, k in ((self._visible, _DENSE_WINDOWS), (sorted(self._chosen), len(self._chosen))):
+            ids, scores = index.search(self._query.vector, np.array(candidates, dtype=np.int64), k)
+            self._dense.update(zip(ids.tolist(), scores.tolist(), strict=True))
+        self._chosen |= set(self._dense)
+
+    def run(self, connection: Connection) -> list[Hit]:
+        """Scores the turns and facts under the chosen keys, best first; what is gone by now is left out."""
+        self._connection = connection
         keys, facts = self._find_keys()
-        turn_ids = {turn.id for key in keys.values() for turn in key.turns} | set(self._best_lexical_turns())
-        turns = rows.turns_by_id(self._connection, turn_ids)
+        turns = {turn.id: turn for key in keys.values() for turn in key.turns}
+        turns |= self._recallable([turn_id for turn_id in self._best_lexical_turns() if turn_id not in turns])
         own_dense = self._own_dense(list(turns))
         for key in keys.values():
             self._score_key(key, own_dense)
@@ -218,7 +245,12 @@ class _Ranking:
         hits.extend(self._fact_hits(facts))
         hits.sort(key=lambda hit: (-hit.score, -(hit.turn.id if hit.turn else 0)))
         _set_ranks(hits)
-        return hits, n_turns + self._count_facts()
+        return hits
+
+    def _recallable(self, turn_ids: list[int]) -> dict[int, Turn]:
+        """Those of the turns that may still be recalled."""
+        statement = select(*rows.TURN_COLUMNS).where(db.Turn.id.in_(turn_ids), self._view.recallable_turns())
+        return {row[0]: Turn(*row) for row in self._connection.execute(statement)}
 
     def _count_turns(self) -> int:
         statement = select(func.count()).select_from(db.Turn).join(db.Conversation).where(self._view.turns())
@@ -262,13 +294,7 @@ class _Ranking:
 
     def _find_keys(self) -> tuple[dict[int, _Key], dict[int, float | None]]:
         """Keys by chunk id with their turns, and the facts found with their cosine."""
-        visible = list(self._connection.scalars(select(db.Chunk.id).where(self._view.chunks())))
-        dense: dict[int, float] = {}
-        if self._query.vector is not None:
-            dense = self._search(np.array(visible, dtype=np.int64), _DENSE_WINDOWS)
-        chosen = set(dense) | self._windows_around(self._best_lexical_turns())
-        if self._query.vector is not None:
-            dense |= self._search(np.array(sorted(chosen - set(dense)), dtype=np.int64), len(chosen))
+        chosen, dense = self._chosen, self._dense
         keys: dict[int, _Key] = {}
         for part in rows.batches(chosen):
             statement = (
@@ -287,11 +313,6 @@ class _Ranking:
             of_facts = select(db.Chunk.id, db.Chunk.fact_id).where(db.Chunk.id.in_(part), db.Chunk.kind == "fact")
             facts.update((fact_id, dense[key]) for key, fact_id in self._connection.execute(of_facts) if fact_id)
         return keys, facts
-
-    def _search(self, candidates: Ids, k: int) -> dict[int, float]:
-        assert self._query.vector is not None
-        ids, scores = self._index.search(self._query.vector, candidates, k)
-        return dict(zip(ids.tolist(), scores.tolist(), strict=True))
 
     def _windows_around(self, turn_ids: list[int]) -> set[int]:
         statement = (

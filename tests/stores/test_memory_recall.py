@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -193,3 +194,25 @@ def test_the_statement_is_preferred_to_question_and_echo(make_memory: MakeMemory
         SCOPE, ["What is my dentist called?"], window_from=None, budget_tokens=99, count_tokens=count_words
     )
     assert [note.id for note in found.notes] == [f"turn:{asked}"]
+
+
+def test_recall_and_indexing_do_not_wait_for_each_other_for_ever(make_memory: MakeMemory, backend: str) -> None:
+    """A recall holds no transaction while it waits for the index, nor the index while it waits for a transaction."""
+    memory = make_memory(index=backend)
+    rng = random.Random(2)
+
+    def work(user: int) -> None:
+        scope = Scope("n", f"u{user}", "c")
+        with memory.open_conversation(scope) as handle:
+            for _ in range(15):
+                say(handle, sentence(rng), sentence(rng))
+                memory.recall(scope, [sentence(rng, 2)], window_from=None, budget_tokens=50, count_tokens=count_words)
+
+    threads = [threading.Thread(target=work, args=(user,), daemon=True) for user in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)
+    memory.flush()
+    assert memory.verify().problems == ()
