@@ -87,7 +87,6 @@ class Agent:
         self.namespace = namespace
         self.system = system
         self.cache = cache or CacheConfig()
-        self.recall = recall or RecallConfig()
         self.generation = generation or GenerationConfig()
         self._processors = logits_processors
         if isinstance(model, (str, os.PathLike)):
@@ -106,7 +105,7 @@ class Agent:
         self.memory = Memory(
             SqlStore.open(_default_store() if store is None else store),
             embedder or SentenceTransformerEmbedder(),
-            self.recall,
+            recall or RecallConfig(),
         )
         self._open: dict[Scope, Conversation] = {}
         self._n_sessions: dict[Scope, int] = {}
@@ -179,7 +178,7 @@ class Agent:
     def _turn(self, conversation: Conversation, text: str, config: GenerationConfig, session: Session) -> Iterator[str]:
         """The life of a turn: store, plan, recall, prefill, decode, store, report."""
         clock = Clock()
-        handle, recall = conversation.handle, self.recall
+        handle, recall = conversation.handle, self.memory.config
         tokens = conversation.user_tokens(text, cue=recall.enabled)
 
         # 1. The user's turn is in the store before anything is computed.

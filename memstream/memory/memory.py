@@ -34,6 +34,9 @@ class Memory:
     A background thread embeds and summarises; nothing a reply waits for does. Vectors not made yet when the process
     dies are made by the next one.
 
+    Attributes:
+        config: how much is recalled, and the gate; may be replaced between turns.
+
     Args:
         store: an open store; closed with the memory.
         embedder: None searches words only.
@@ -49,7 +52,7 @@ class Memory:
     ) -> None:
         self.store = store
         self._embedder = embedder
-        self._config = recall
+        self.config = recall
         self._index = LiveIndex(store, index)
         self._retriever = Retriever(store, self._index)
         self._gate: float | None = recall.gate
@@ -180,9 +183,9 @@ class Memory:
             budget_tokens: room for all notes.
             count_tokens: number of tokens a note's text takes when it is rendered.
         """
-        if not self._config.enabled:
+        if not self.config.enabled:
             return Recall()
-        query = make_query(query_turns[-self._config.query_turns :], self._embedder)
+        query = make_query(query_turns[-self.config.query_turns :], self._embedder)
         hits, n_considered = self._retriever.rank(scope, query, window_from, self._gate_value())
         passed = [hit for hit in hits if hit.passed]
         with self.store.read() as connection:
@@ -192,7 +195,7 @@ class Memory:
         notes = pack(
             pinned,
             found,
-            max_notes=self._config.max_notes,
+            max_notes=self.config.max_notes,
             budget_tokens=budget_tokens,
             count_tokens=count_tokens,
         )

@@ -78,7 +78,7 @@ class Talk:
 
     def ask(self, fact: Fact, *, recall: RecallConfig, position: str | None = None) -> tuple[str, bool]:
         """The answer, and whether the statement of the fact was recalled."""
-        self.agent.recall = recall
+        self.agent.memory.config = recall
         with self.frozen():
             if position is not None:
                 self.conversation.resident.layout.memory_position = position
@@ -87,7 +87,7 @@ class Talk:
 
     def ask_with_notes_in_turn(self, fact: Fact) -> tuple[str, bool]:
         """The same notes, but written into the user's turn and computed anew."""
-        self.agent.recall = OFF
+        self.agent.memory.config = OFF
         with self.frozen():
             notes = self.agent.memory.recall(
                 self.session.scope,

@@ -13,7 +13,6 @@ from memstream.engine import Engine
 from memstream.streaming import snapshot
 from memstream.streaming.model import StreamingModel
 from memstream.streaming.row import Row
-
 from tests.integration.families import FAMILIES, VOCABULARY, tiny_model
 
 EXACT = 1e-3  # on logits of size 2 to 40, float32
