@@ -303,16 +303,18 @@ class Memory:
         """The least cosine of a hit: as configured, as calibrated before, or calibrated now."""
         if self._embedder is None:
             return _LEXICAL_GATE
-        if self._gate is None:
-            with self.store.read() as connection:
-                space = vectors.find_space(connection)
-            assert space is not None
-            self._gate = space.gate
-            if self._gate is None:
-                self._gate = gate.calibrate(self._embedder)
-                with self.store.write() as connection:
-                    vectors.set_gate(connection, space.id, self._gate)
-        return self._gate
+        if self._gate is not None:
+            return self._gate
+        with self.store.read() as connection:
+            space = vectors.find_space(connection)
+        assert space is not None
+        found = space.gate
+        if found is None:
+            found = gate.calibrate(self._embedder)
+            with self.store.write() as connection:
+                vectors.set_gate(connection, space.id, found)
+        self._gate = found  # threads that come here at once find the same
+        return found
 
     def flush(self) -> None:
         """Waits until everything said so far is summarised, embedded and indexed.

@@ -116,8 +116,8 @@ def test_kill_at_random_moments(tmp_path: Path, make_memory: MakeMemory) -> None
     for kill in range(N_KILLS):
         backend = "faiss" if kill % 5 == 0 else "exact"
         write_and_kill(path, kill, backend, rng.randint(0, 30), rng.uniform(0.0, 0.03), promises)
-        if kill % 5 == 4:
-            memory = make_memory(path, index="faiss" if kill % 10 == 4 else "exact")
+        if kill % 10 == 9:
+            memory = make_memory(path, index="faiss" if kill % 20 == 9 else "exact")
             memory.flush()
             assert memory.verify().problems == ()
             assert memory.verify().pending == 0
