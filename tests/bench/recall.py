@@ -9,26 +9,26 @@ case-folded. Greedy, SmolLM2-135M-Instruct.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from common import Results
 
 from memstream import Agent, CacheConfig, GenerationConfig, RecallConfig
 from memstream.conversation import NOTES_HEAD, note_line
 from memstream.demo import Fact, acknowledgements, exchanges, facts
 from memstream.models import load_model
 from memstream.session import Session
-from tests.bench.common import Results
 
 CACHE = CacheConfig(cache_tokens=1024)
 ANSWER = GenerationConfig(max_new_tokens=32)
 OFF = RecallConfig(enabled=False)
 DENSE_TOKENS = 8192
 FILLER_SEED, FACT_SEED = 11, 7
+WAYS = ("none", "memstream", "window_only", "after_sinks", "notes_in_turn", "dense_8k", "fact_in_window")
 
 Exchanges = Iterable[tuple[str, str]]
 
@@ -135,16 +135,14 @@ def answers(results: Results, *, n_facts: int, filler_tokens: int, only: set[str
     """All ways of asking, in one run."""
     loaded = load_model("smollm2-135m", device="cpu")
     chosen = facts(n_facts, FACT_SEED)
-    ways = ("none", "memstream", "window_only", "after_sinks", "notes_in_turn", "dense_8k", "fact_in_window")
-    wanted = [way for way in ways if not only or way in only]
 
-    if "none" in wanted:
+    if "none" in only:
         talk = Talk(loaded)
         talk.conversation.load()
         talk.freeze()
         ask_all(results, "none", chosen, lambda fact: talk.ask(fact, recall=OFF), tokens=0)
         talk.close()
-    if {"memstream", "window_only", "after_sinks", "notes_in_turn"} & set(wanted):
+    if {"memstream", "window_only", "after_sinks", "notes_in_turn"} & only:
         talk = Talk(loaded)
         talk.add(told(results.progress(chosen, "telling the facts")))
         begun = talk.n_tokens
@@ -159,10 +157,10 @@ def answers(results: Results, *, n_facts: int, filler_tokens: int, only: set[str
             "notes_in_turn": talk.ask_with_notes_in_turn,
         }
         for way, ask in asks.items():
-            if way in wanted:
+            if way in only:
                 ask_all(results, way, chosen, ask, **settings)
         talk.close()
-    if "dense_8k" in wanted:
+    if "dense_8k" in only:
         cache = CacheConfig(cache_tokens=DENSE_TOKENS, memory_tokens=0)
         talk = Talk(loaded, cache=cache)
         talk.add(told(chosen))
@@ -170,7 +168,7 @@ def answers(results: Results, *, n_facts: int, filler_tokens: int, only: set[str
         talk.freeze()
         ask_all(results, "dense_8k", chosen, lambda fact: talk.ask(fact, recall=OFF), tokens=talk.n_tokens)
         talk.close()
-    if "fact_in_window" in wanted:
+    if "fact_in_window" in only:
         ask_all(results, "fact_in_window", chosen, lambda fact: in_window(loaded, fact), tokens=600)
 
 
@@ -185,24 +183,20 @@ def in_window(loaded: Any, fact: Fact) -> tuple[str, bool]:
     return answer, False
 
 
-@click.group()
-def main() -> None:
-    """Recall benchmarks."""
-
-
-@main.command("answers")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="JSON lines go here.")
-@click.option("--data", type=click.Path(path_type=Path), default=None, help="Not used by this part.")
-@click.option("--facts", "n_facts", default=100, show_default=True)
-@click.option("--filler-tokens", default=20_000, show_default=True)
-@click.option("--only", multiple=True, help="Only these ways of asking.")
+@click.command()
+@click.argument("part", type=click.Choice(["answers"]), default="answers")
+@click.option("--data", type=click.Path(path_type=Path), help="Not used by this part.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("bench-out/recall.jsonl"), show_default=True)
+@click.option("--facts", "n_facts", default=100, show_default=True, help="Facts told and asked.")
+@click.option("--filler-tokens", default=20_000, show_default=True, help="Tokens between telling and asking.")
+@click.option("--only", multiple=True, type=click.Choice(WAYS), help="Only this way of asking; repeatable.")
 @click.option("--skip-tests", is_flag=True, help="Measure even where the tests were not run; noted in the output.")
-def answers_command(
-    out: Path, data: Path | None, n_facts: int, filler_tokens: int, only: tuple[str, ...], skip_tests: bool
+def main(
+    part: str, data: Path | None, out: Path, n_facts: int, filler_tokens: int, only: tuple[str, ...], skip_tests: bool
 ) -> None:
-    """Right answers after 20,000 tokens."""
+    """Recall benchmarks; PART answers asks about facts that left the cache long ago."""
     results = Results("recall", out, tests=["tests/integration/test_agent.py"], skip_tests=skip_tests)
-    answers(results, n_facts=n_facts, filler_tokens=filler_tokens, only=set(itertools.chain(only)))
+    answers(results, n_facts=n_facts, filler_tokens=filler_tokens, only=set(only or WAYS))
     results.close()
 
 
