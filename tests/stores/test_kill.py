@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -132,3 +133,21 @@ def test_kill_at_random_moments(tmp_path: Path, make_memory: MakeMemory) -> None
             memory.close()
     assert len(promises.texts) > 3 * N_KILLS
     assert len(promises.forgotten) >= 5
+
+
+def test_kill_two_processes_that_write_at_once(tmp_path: Path, make_memory: MakeMemory) -> None:
+    path = tmp_path / "a.db"
+    promises = [Promises(), Promises()]
+    with ThreadPoolExecutor(2) as writers:
+        jobs = [
+            writers.submit(write_and_kill, path, 100 + i, backend, 60, 0.0, promises[i])
+            for i, backend in enumerate(("exact", "faiss"))
+        ]
+        for job in jobs:
+            job.result()
+    memory = make_memory(path)
+    memory.flush()
+    assert memory.verify().problems == ()
+    for heard in promises:
+        assert len(heard.texts) >= 15
+        check_promises(memory, heard)

@@ -28,7 +28,7 @@ def main() -> None:
     tell("ready")
     while True:
         scope = rng.choice(SCOPES)
-        with memory.open_conversation(scope) as handle:
+        with memory.open_conversation(scope, wait_s=30.0) as handle:
             said: list[int] = []
             for _ in range(rng.randint(1, 4)):
                 text = sentence(rng)

@@ -104,7 +104,7 @@ def test_a_window_reads_something_of_every_turn() -> None:
     text = window_text(["start here", long, "middle here", long])
     lines = text.split("\n")
     assert (lines[0], lines[2]) == ("start here", "middle here")
-    assert len(lines[1].split()) == len(lines[3].split()) == (MAX_PIECES - 2 - 4 - 4) // 2 // 2
+    assert len(lines[1].split()) == len(lines[3].split()) == (MAX_PIECES - 2 - 3 - 3) // 2 // 2
     assert sum(estimated_pieces(word) for word in text.split()) <= MAX_PIECES - 2
     assert sum(estimated_pieces(word) for word in text.split()) > MAX_PIECES - 12
 
