@@ -25,7 +25,13 @@ _DEFAULT = ReplayConfig()
 @click.argument("files", nargs=-1, metavar="[FILE]...")
 @click.option("--model", default=DEFAULT_MODEL, help="Alias, folder, hub id or .gguf file.")
 @click.option("--device", default="auto", help="Where the model runs: auto, cpu, cuda.")
-@click.option("--input-format", "format", type=click.Choice(["auto", "raw", "bgl"]), default=_DEFAULT.format, help="How lines begin.")
+@click.option(
+    "--input-format",
+    "format",
+    type=click.Choice(["auto", "raw", "bgl"]),
+    default=_DEFAULT.format,
+    help="How lines begin.",
+)
 @click.option(
     "--score",
     type=click.Choice(["novel", "all"]),

@@ -1,6 +1,6 @@
 """Storing, finding and forgetting what was said. Importing it loads no model library."""
 
-from memstream.memory.embedder import Embedder, SentenceTransformerEmbedder, find_embedder
+from memstream.memory.embedder import Embedder, SentenceTransformerEmbedder
 from memstream.memory.handle import ConversationHandle
 from memstream.memory.memory import Memory
 from memstream.memory.packing import Recall
@@ -20,6 +20,5 @@ __all__ = [
     "SqlStore",
     "Turn",
     "VerifyReport",
-    "find_embedder",
     "storable_text",
 ]

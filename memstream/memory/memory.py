@@ -316,6 +316,10 @@ class Memory:
         self._gate = found  # threads that come here at once find the same
         return found
 
+    def warm_up(self) -> None:
+        """Loads the embedder in the background, so that the first recall need not wait for it."""
+        self._indexer.warm_up()
+
     def flush(self) -> None:
         """Waits until everything said so far is summarised, embedded and indexed.
 

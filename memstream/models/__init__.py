@@ -12,7 +12,7 @@ from memstream.models.listing import ModelStatus, check_model, list_models
 from memstream.models.wheels import find_embedder, pull
 
 if TYPE_CHECKING:
-    from memstream.models.load import LoadedModel, fingerprint_of, load_model
+    from memstream.models.load import LoadedModel, fingerprint_of, load_model, quiet_loading
 
 __all__ = [
     "CATALOG",
@@ -26,11 +26,12 @@ __all__ = [
     "list_models",
     "load_model",
     "pull",
+    "quiet_loading",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("LoadedModel", "fingerprint_of", "load_model"):
+    if name in ("LoadedModel", "fingerprint_of", "load_model", "quiet_loading"):
         from memstream.models import load
 
         return getattr(load, name)

@@ -161,7 +161,7 @@ def _check_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """Keeps transformers from drawing progress bars and warning on stderr; puts its settings back.
 
     These settings are the whole process's, so one model loads at a time.
@@ -180,7 +180,7 @@ def _quiet() -> Iterator[None]:
 
 def _read(origin: str, dtype: torch.dtype | str, options: dict[str, Any], name: str) -> tuple[Any, Any]:
     """Reads configuration, weights and tokenizer, and turns what goes wrong into our errors."""
-    with _quiet():
+    with quiet_loading():
         try:
             config = AutoConfig.from_pretrained(origin, **options)
         except (OSError, ValueError, KeyError) as error:

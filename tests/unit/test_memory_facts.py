@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memstream.config import RecallConfig
-from memstream.memory import Memory, Scope, SentenceTransformerEmbedder, SqlStore, find_embedder
+from memstream.memory import Memory, Scope, SentenceTransformerEmbedder, SqlStore
 
 FACTS = Path(__file__).parents[1] / "data" / "facts.json"
 SCOPE = Scope("default", "c42", "first")
@@ -110,7 +110,6 @@ def test_the_embedder_gives_unit_vectors_that_know_meaning(embedder: SentenceTra
     assert vectors[0] @ vectors[1] > 0.35 > vectors[0] @ vectors[2]
     np.testing.assert_allclose(vectors[:3], vectors[12:], atol=1e-5)
     assert embedder.embed([]).shape == (0, 384)
-    assert embedder.name == "all-MiniLM-L6-v2"
+    assert embedder.name == "minilm-l6-v2"
     assert embedder.fingerprint == SentenceTransformerEmbedder().fingerprint
     assert len(embedder.fingerprint) == 32
-    assert (find_embedder() / "modules.json").is_file()
