@@ -107,7 +107,8 @@ class Agent:
             embedder or SentenceTransformerEmbedder(),
             recall or RecallConfig(),
         )
-        self.memory.warm_up()
+        if self.memory.config.enabled:
+            self.memory.warm_up()
         self._open: dict[Scope, Conversation] = {}
         self._n_sessions: dict[Scope, int] = {}
         self._registry = threading.RLock()

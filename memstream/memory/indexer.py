@@ -45,18 +45,19 @@ class Indexer:
         self._submit(self._embed_pending)
 
     def warm_up(self) -> None:
-        """Has the embedder loaded, so that the first recall need not wait for it."""
+        """Has embedder and index loaded, so that the first recall need not wait for them."""
         if self._embedder is not None:
-            self._submit(self._load_embedder)
+            self._submit(self._load)
 
     def summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
         """Has turns of a conversation summarised, as one more key to them."""
         if turn_ids:
             self._submit(lambda: self._summarise(conversation_id, turn_ids))
 
-    def _load_embedder(self) -> None:
+    def _load(self) -> None:
         assert self._embedder is not None
         embed(self._embedder, ["first"])
+        self._index.refresh()
 
     def _submit(self, job: Callable[[], None]) -> None:
         with self._lock:
@@ -80,7 +81,7 @@ class Indexer:
                 space = vectors.find_space(connection)
                 assert space is not None
                 vectors.store(connection, space.id, items, matrix)
-            self._index.refresh()
+            self._index.follow()
             if self._index.unsaved_events >= _CHECKPOINT_EVENTS:
                 self._index.checkpoint()
 

@@ -29,11 +29,13 @@ class LiveIndex:
     Args:
         store: whose vectors it caches.
         kind: ``auto`` takes FAISS where it is installed, and the exact index otherwise.
+        lazy: takes no memory until something is searched.
     """
 
-    def __init__(self, store: SqlStore, kind: IndexKind) -> None:
+    def __init__(self, store: SqlStore, kind: IndexKind, *, lazy: bool = False) -> None:
         self._store = store
         self._kind = kind
+        self._lazy = lazy
         self._lock = threading.RLock()
         self._index: VectorIndex | None = None
         self._space: vectors.SpaceInfo | None = None
@@ -47,6 +49,11 @@ class LiveIndex:
                 self._open(connection)
             else:
                 self._replay(connection)
+
+    def follow(self) -> None:
+        """Brings the index up to date, unless it is lazy and nothing was searched yet."""
+        if self._index is not None or not self._lazy:
+            self.refresh()
 
     def search(self, query: Vectors, candidates: Ids, k: int) -> tuple[Ids, Vectors]:
         """The at most k best of the candidates for ``query`` [d]; see VectorIndex. Call ``refresh`` before."""
@@ -144,7 +151,7 @@ class LiveIndex:
             return self._sequence - (self._saved_sequence or 0)
 
     def checkpoint(self) -> None:
-        """Saves the index file, if anything changed.
+        """Saves the index file, if anything changed; a lazy index that was never searched is left as it is.
 
         Raises:
             StoreError: the disk refused; the old file stays, and the next open rebuilds.
@@ -153,7 +160,7 @@ class LiveIndex:
         if path is None:
             return
         with self._lock, self._store.lock_index():
-            self.refresh()
+            self.follow()
             if self._index is None or self._space is None or self._saved_sequence == self._sequence:
                 return
             header = Header(

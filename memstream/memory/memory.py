@@ -53,7 +53,7 @@ class Memory:
         self.store = store
         self._embedder = embedder
         self.config = recall
-        self._index = LiveIndex(store, index)
+        self._index = LiveIndex(store, index, lazy=not recall.enabled)
         self._retriever = Retriever(store, self._index)
         self._gate: float | None = recall.gate
         self._closed = False
@@ -317,7 +317,7 @@ class Memory:
         return found
 
     def warm_up(self) -> None:
-        """Loads the embedder in the background, so that the first recall need not wait for it."""
+        """Loads embedder and index in the background, so that the first recall need not wait for them."""
         self._indexer.warm_up()
 
     def flush(self) -> None:
