@@ -181,7 +181,7 @@ class Agent:
         """The life of a turn: store, plan, recall, prefill, decode, store, report."""
         clock = Clock()
         handle, recall = conversation.handle, self.memory.config
-        tokens = conversation.user_tokens(text, cue=recall.enabled)
+        tokens = conversation.user_tokens(text)
 
         # 1. The user's turn is in the store before anything is computed.
         user = handle.begin_turn("user", text, len(tokens))
@@ -199,7 +199,6 @@ class Agent:
                     budget_tokens=conversation.note_budget(),
                     count_tokens=conversation.count_note,
                 ).notes
-            tokens = conversation.user_tokens(text, cue=bool(notes))
             clock.lap("recall_ms")
 
             # 3. The memory segment is replaced only if it changes, and nothing else is recomputed.

@@ -26,8 +26,7 @@ log = logging.getLogger(__name__)
 
 OPENING = -1  # group key of what precedes the first user turn; turns are numbered from 0
 NOTES_HEAD = "Notes from earlier in our conversation:"
-NOTES_REPLY = "I will use these notes."
-CUE = "Using the notes from earlier: "
+NOTES_REPLY = "OK."
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ def exchanges(turns: Iterable[Turn]) -> list[Exchange]:
 
 def note_line(text: str) -> str:
     """One recalled text as the model reads it."""
-    return f"- {' '.join(text.split())}\n"
+    return f"- {' '.join(text.split())}"
 
 
 class Conversation:
@@ -181,13 +180,13 @@ class Conversation:
 
     # The life of a turn
 
-    def user_tokens(self, text: str, *, cue: bool) -> list[int]:
+    def user_tokens(self, text: str) -> list[int]:
         """Tokens of a user turn that goes in next.
 
         Raises:
             CapacityError: the window cannot hold the turn and the beginning of a reply.
         """
-        return self._fitting(self.template.user(text, prefix=self._prefix(), cue=CUE if cue else ""))
+        return self._fitting(self.template.user(text, prefix=self._prefix()))
 
     def exchange_tokens(self, user: str, assistant: str) -> list[int]:
         """Tokens of a whole exchange that goes in next.
@@ -227,31 +226,36 @@ class Conversation:
 
     def note_budget(self) -> int:
         """Tokens left for notes once their frame is counted."""
-        return self.engine.config.memory_tokens - len(self._frame("\n"))
+        return self.engine.config.memory_tokens - len(self._frame([""]))
 
     def count_note(self, text: str) -> int:
         """Tokens a note takes in the memory segment."""
-        return len(self.template.plain(note_line(text)))
+        return len(self.template.plain(note_line(text) + "\n"))
 
     def set_notes(self, notes: Sequence[Recalled], ahead: Sequence[int]) -> tuple[int, int]:
         """Puts notes into the memory segment, where they replace what is there unless it is the same.
 
         Args:
-            notes: in the order in which they are read; none empties the segment.
+            notes: none empties the segment.
             ahead: tokens of the coming turn; where the sinks are not full yet, the first of them are computed now.
 
         Returns:
             How many tokens of the turn and of the notes were computed.
         """
-        text = "".join(note_line(note.text) for note in notes)
-        tokens = self._frame("\n" + text.rstrip("\n")) if notes else []
+        # A small model uses best what it read last, and what it read twice (docs/log.md).
+        ranked = sorted(notes, key=lambda note: (not note.why.pinned, note.why.score))
+        lines = [note_line(note.text) for note in ranked]
+        for chosen in (lines + lines[-1:], *(lines[i:] for i in range(len(lines) + 1))):
+            tokens = self._frame(chosen) if chosen else []
+            if len(tokens) <= self.resident.layout.memory_room:
+                break
         missing = self.resident.layout.sink_tokens - self.resident.layout.sinks if tokens else 0
         done = self.engine.feed(self.resident, ahead[:missing]) if missing else 0
         return done, self.engine.set_memory(self.resident, tokens)
 
-    def _frame(self, text: str) -> list[int]:
+    def _frame(self, lines: Sequence[str]) -> list[int]:
         """Notes as an exchange: data that the model is shown, never part of the system turn."""
-        return self.template.exchange(NOTES_HEAD + text, NOTES_REPLY)
+        return self.template.exchange("\n".join((NOTES_HEAD, *lines)), NOTES_REPLY)
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
         """Computes the user turn's tokens; returns how many, fewer where cancelled."""

@@ -76,10 +76,10 @@ class ChatTemplate:
             return []
         return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
-    def user(self, text: str, *, prefix: str | None = None, cue: str = "") -> list[int]:
-        """A user turn, up to where the assistant begins to speak. ``cue`` goes in front of the words."""
+    def user(self, text: str, *, prefix: str | None = None) -> list[int]:
+        """A user turn, up to where the assistant begins to speak."""
         head = self.user_prefix if prefix is None else prefix
-        return [*self.control(head), *self.plain(cue + text), *self.control(self.user_suffix)]
+        return [*self.control(head), *self.plain(text), *self.control(self.user_suffix)]
 
     @cached_property
     def closing(self) -> list[int]:

@@ -21,10 +21,10 @@ from memstream.errors import MemstreamError
 # Name and one line of help, so that --help need not import what a command needs.
 COMMANDS = {
     "chat": "Talk with a model; it remembers you the next time.",
-    "demo": "See recall and eviction at work, in a minute.",
+    "demo": "See recall and eviction at work, in a few minutes.",
     "replay": "Stream a log through a model and point out what is unusual.",
     "models": "Install and list models.",
-    "memory": "Look into the store: list, search, show, forget, export, import, verify, reindex.",
+    "memory": "Look into the store: list, search, show, forget, verify.",
     "doctor": "Tell versions, devices, and the health of models and store.",
 }
 

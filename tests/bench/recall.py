@@ -96,8 +96,9 @@ class Talk:
                 budget_tokens=self.conversation.note_budget(),
                 count_tokens=self.conversation.count_note,
             ).notes
-            lines = "".join(note_line(note.text) for note in notes)
-            reply = self.session.chat(f"{NOTES_HEAD}\n{lines}\n{fact.question}" if notes else fact.question)
+            ranked = sorted(notes, key=lambda note: note.why.score)
+            lines = "\n".join(note_line(note.text) for note in (*ranked, *ranked[-1:]))
+            reply = self.session.chat(f"{NOTES_HEAD}\n{lines}\n\n{fact.question}" if notes else fact.question)
         return reply.text, any(note.text == fact.statement for note in notes)
 
     def close(self) -> None:

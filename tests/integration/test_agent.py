@@ -76,8 +76,8 @@ def test_whole_exchanges_leave_and_come_back_as_notes(make: Any) -> None:
         assert 0 < reply.usage.memory_tokens <= 192
         text = agent._template.tokenizer.decode(row_of(agent).memory_ids)
         assert "- my harbour is Valparaiso" in text
-        assert "Using the notes from earlier: which harbour" in agent._template.tokenizer.decode(
-            list(row_of(agent).window_ids)
+        assert text.endswith(
+            "- my harbour is Valparaiso\n- my harbour is Valparaiso<|im_end|>\n<|im_start|>assistant\nOK.<|im_end|>\n"
         )
 
 
@@ -361,10 +361,8 @@ def test_exchanges_from_elsewhere_are_taken_in(make: Any, tmp_path: Path) -> Non
     with agent.session(user="a") as chat:
         for i in range(20):
             added = chat.add(f"question {i}", f"answer {i}")
-        assert (
-            added.n_tokens
-            == len(f"<|im_start|>user\nquestion {i}<|im_end|>\n") - 11 - 9 + 1 + 1 + 1 + 10 + len(f"answer {i}") + 2
-        )
+        # <|im_start|> user\n, question 19, <|im_end|> \n, <|im_start|> assistant\n, answer 19, <|im_end|> \n: a token a byte
+        assert added.n_tokens == 1 + 5 + 11 + 1 + 1 + 1 + 10 + 9 + 1 + 1
         assert added.evicted
         assert [row[1] for row in stored(tmp_path / "store.db")][:4] == [
             "question 0",

@@ -52,8 +52,9 @@ def test_lines_from_a_pipe_are_turns_and_json_is_a_report_each(model: Path, tmp_
 
 
 def test_commands_in_a_chat(model: Path, tmp_path: Path) -> None:
-    said = "/remember Prefers e-mail\n/search e-mail\n/forget fact:1\n/search e-mail\n/forget fact:9\n/nonsense\n/quit\nnever said\n"
-    done = chat(model, tmp_path / "s.db", input=said)
+    said = ["/remember Prefers e-mail", "/search e-mail", "/forget fact:1", "/search e-mail", "/forget fact:9"]
+    said += ["/nonsense", "/quit", "never said"]
+    done = chat(model, tmp_path / "s.db", input="\n".join(said) + "\n")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[0] == "remembered as fact:1"
