@@ -361,7 +361,7 @@ def test_exchanges_from_elsewhere_are_taken_in(make: Any, tmp_path: Path) -> Non
     with agent.session(user="a") as chat:
         for i in range(20):
             added = chat.add(f"question {i}", f"answer {i}")
-        # <|im_start|> user\n, question 19, <|im_end|> \n, <|im_start|> assistant\n, answer 19, <|im_end|> \n: a token a byte
+        # A token a byte: control, user and newline, question 19, control, newline; the same for the answer.
         assert added.n_tokens == 1 + 5 + 11 + 1 + 1 + 1 + 10 + 9 + 1 + 1
         assert added.evicted
         assert [row[1] for row in stored(tmp_path / "store.db")][:4] == [

@@ -91,6 +91,23 @@ def test_real_model_equals_stock(smollm2: Any) -> None:
     torch.testing.assert_close(got, dense(smollm2.model, ids), atol=EXACT, rtol=0)
 
 
+@pytest.mark.slow
+def test_real_gemma_equals_stock_beyond_its_sliding_window() -> None:
+    from memstream.models import load_model, pull
+
+    pull("gemma3-270m")
+    loaded = load_model("gemma3-270m", device="cpu")
+    assert loaded.model.config.sliding_window == 512
+    ids = loaded.tokenizer("The whale is the largest animal that has ever lived. It breathes air, and it sings. " * 32)
+    ids = ids["input_ids"][:700]
+    engine = engine_for(loaded.model, cache_tokens=1024, chunk_tokens=90)
+    row = engine.admit()
+    got = exchange(engine, row, 0, ids)
+    expected = dense(loaded.model, ids)
+    assert len(ids) == 700
+    torch.testing.assert_close(got, expected, atol=EXACT, rtol=0)
+
+
 # 2. One layer, with eviction and memory
 
 
