@@ -43,6 +43,7 @@ def rss() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recall", [False, True], ids=["recall off", "recall on"])
 def test_endurance(recall: bool, tmp_path: Path) -> None:
     agent = Agent(
