@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memstream.cli.terminal import shown
 from memstream.config import CacheConfig, GenerationConfig, RecallConfig
 from memstream.errors import MemstreamError
 from memstream.report import Reply, as_json
@@ -74,9 +75,9 @@ def command(
     from memstream.agent import Agent
 
     with Agent(**settings) as agent, agent.session(user=user, name=name) as session:
-        shown = _Shown(session, show_memory=show_memory, as_lines=as_lines)
+        screen = _Shown(session, show_memory=show_memory, as_lines=as_lines)
         if message is not None:
-            shown.turn(message)
+            screen.turn(message)
             return
         note("say something; /help lists commands")
         for line in _lines():
@@ -86,7 +87,7 @@ def command(
                 _command(session, line)
             elif line.strip():
                 try:
-                    shown.turn(line)
+                    screen.turn(line)
                 except MemstreamError as error:  # the conversation is as it was; go on
                     click.echo(f"error: {error}", err=True)
 
@@ -103,7 +104,7 @@ class _Shown:
         with _interruptible(self._session):
             for piece in self._session.stream(text):
                 if not self._as_lines:
-                    sys.stdout.write(piece)
+                    sys.stdout.write(shown(piece))
                     sys.stdout.flush()
         reply = self._session.last
         assert reply is not None
@@ -118,11 +119,13 @@ class _Shown:
 def _show(reply: Reply) -> None:
     """Prints what was recalled and evicted, to stderr."""
     for note in reply.recalled:
-        terms = f", words: {' '.join(note.why.terms)}" if note.why.terms else ""
+        terms = f", words: {shown(' '.join(note.why.terms))}" if note.why.terms else ""
         pinned = ", pinned" if note.why.pinned else ""
-        click.secho(f"  recalled {note.id} ({note.why.score:.2f}{terms}{pinned}): {note.text}", fg="green", err=True)
+        why = f"{note.why.score:.2f}{terms}{pinned}"
+        click.secho(f"  recalled {note.id} ({why}): {shown(note.text)}", fg="green", err=True)
     for gone in reply.evicted:
-        click.secho(f"  evicted {' '.join(gone.turns)} ({gone.n_tokens} tokens): {gone.text}", fg="yellow", err=True)
+        turns = " ".join(gone.turns)
+        click.secho(f"  evicted {turns} ({gone.n_tokens} tokens): {shown(gone.text)}", fg="yellow", err=True)
     usage, timings = reply.usage, reply.timings
     click.secho(
         f"  sinks | memory {usage.memory_tokens} | window {usage.window_tokens} tokens, "
@@ -143,7 +146,7 @@ def _command(session: Session, line: str) -> None:
             click.echo(f"remembered as {session.remember(rest)}")
         elif word == "/search" and rest.strip():
             for found in session.search(rest) or []:
-                click.echo(f"{found.id}  {found.why.score:.2f}  {found.role}: {found.text}")
+                click.echo(f"{found.id}  {found.why.score:.2f}  {found.role}: {shown(found.text)}")
         elif word == "/forget" and rest.strip():
             receipt = session.forget(rest.strip())
             echoes = f"; other turns quote it: {', '.join(receipt.echoes)}" if receipt.echoes else ""

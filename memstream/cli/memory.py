@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from memstream.cli.terminal import shown
 from memstream.config import RecallConfig, memstream_home
 from memstream.errors import DimensionMismatchError, InputError, ModelNotFoundError
 from memstream.memory import Memory, Scope, SentenceTransformerEmbedder, SqlStore
@@ -80,7 +81,7 @@ def _scope_of(memory: Memory, namespace: str, user: str | None, memory_id: str) 
 
 
 def _line(item: Recalled) -> str:
-    text = " ".join(item.text.split())
+    text = shown(" ".join(item.text.split()))
     text = text if len(text) <= _LINE_CHARS else text[: _LINE_CHARS - 1] + "…"
     return f"{item.id:12} {item.time:%Y-%m-%d %H:%M}  {item.role:9}  {text}"
 
@@ -139,7 +140,7 @@ def show_command(store: str | None, user: str | None, namespace: str, as_json_: 
         return
     where = "" if item.conversation is None else f", conversation {item.conversation}"
     click.echo(f"{item.id}, {item.role}, {item.time:%Y-%m-%d %H:%M:%S} UTC{where}")
-    click.echo(item.text)
+    click.echo(shown(item.text))
 
 
 @command.command("forget")

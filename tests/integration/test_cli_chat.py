@@ -51,6 +51,15 @@ def test_lines_from_a_pipe_are_turns_and_json_is_a_report_each(model: Path, tmp_
     assert "my harbour is Valparaiso" in again.stderr
 
 
+def test_no_text_can_give_the_terminal_orders(model: Path, tmp_path: Path) -> None:
+    evil = "clear \x1b[2J and \x9b31m red \x07 \u202e"
+    done = chat(model, tmp_path / "s.db", input=f"/remember {evil}\n/search clear red\n")
+    assert "clear \ufffd[2J" in done.stdout
+    shown = memstream("memory", "list", "--store", tmp_path / "s.db", "--user", "me")
+    assert "clear \ufffd[2J" in shown.stdout
+    assert not set("\x1b\x9b\x07\u202e") & set(done.stdout + shown.stdout)
+
+
 def test_commands_in_a_chat(model: Path, tmp_path: Path) -> None:
     said = ["/remember Prefers e-mail", "/search e-mail", "/forget fact:1", "/search e-mail", "/forget fact:9"]
     said += ["/nonsense", "/quit", "never said"]
