@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memstream.config import GenerationConfig
 from memstream.engine import Engine
-from memstream.errors import CapacityError
+from memstream.errors import CapacityError, StoreError
 from memstream.memory import ConversationHandle, Turn
 from memstream.report import Evicted, Recalled
 from memstream.streaming import snapshot
@@ -113,18 +113,24 @@ class Conversation:
             raise
 
     def unload(self) -> None:
-        """Saves the row as a snapshot and frees it."""
+        """Saves the row as a snapshot and frees it; where the disk refuses, the next load prefills what is stored."""
         if self.row is None:
             return
-        if self.row.logits is not None:
-            state = snapshot.take(self.engine.cache, self.row)
-            path = self.handle.snapshot_path
-            if path is None:
-                self._parked = state
-            else:
-                snapshot.save(path, *state, fingerprint=self._fingerprint)
-                self.handle.record_snapshot(self._fingerprint, self.handle.next_sequence() - 1)
-        self._leave()
+        try:
+            if self.row.logits is not None:
+                self._save(snapshot.take(self.engine.cache, self.row))
+        except StoreError as error:
+            log.warning("%s; the conversation will be rebuilt from its stored turns", error)
+        finally:
+            self._leave()
+
+    def _save(self, state: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
+        path = self.handle.snapshot_path
+        if path is None:
+            self._parked = state
+        else:
+            snapshot.save(path, *state, fingerprint=self._fingerprint)
+            self.handle.record_snapshot(self._fingerprint, self.handle.next_sequence() - 1)
 
     def drop(self) -> None:
         """Frees the row and forgets its state; the next load prefills from what is stored."""

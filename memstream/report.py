@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -163,3 +164,12 @@ def as_json(report: Any) -> Any:
     if isinstance(report, dict):
         return {key: as_json(value) for key, value in report.items()}
     return report
+
+
+# Everything a terminal could take as an order: control characters but tab and newline, C1, bidirectional overrides.
+_ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def shown(text: str) -> str:
+    """The text with what a terminal would obey replaced by U+FFFD, so that no stored word can move the cursor."""
+    return _ORDERS.sub("\ufffd", text)

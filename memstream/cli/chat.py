@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from memstream.cli.terminal import shown
 from memstream.config import CacheConfig, GenerationConfig, RecallConfig
 from memstream.errors import MemstreamError
-from memstream.report import Reply, as_json
+from memstream.report import Reply, as_json, shown
 
 if TYPE_CHECKING:
     from memstream.session import Session
@@ -80,16 +79,22 @@ def command(
             screen.turn(message)
             return
         note("say something; /help lists commands")
-        for line in _lines():
-            if line.startswith("/"):
-                if line == "/quit":
-                    return
-                _command(session, line)
-            elif line.strip():
-                try:
-                    screen.turn(line)
-                except MemstreamError as error:  # the conversation is as it was; go on
-                    click.echo(f"error: {error}", err=True)
+        with contextlib.suppress(KeyboardInterrupt) if sys.stdin.isatty() else contextlib.nullcontext():
+            _converse(session, screen)
+
+
+def _converse(session: Session, screen: _Shown) -> None:
+    """Lives a turn for every line, until there are no more."""
+    for line in _lines():
+        if line == "/quit":
+            return
+        if line.startswith("/"):
+            _command(session, line)
+        elif line.strip():
+            try:
+                screen.turn(line)
+            except MemstreamError as error:  # the conversation is as it was; go on
+                click.echo(f"error: {error}", err=True)
 
 
 class _Shown:
@@ -182,7 +187,7 @@ def _lines() -> Iterator[str]:
         yield line
 
 
-@contextmanager
+@contextlib.contextmanager
 def _interruptible(session: Session) -> Iterator[None]:
     """While a reply runs, Ctrl-C stops it; a second one leaves."""
 

@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from memstream.cli.terminal import shown
 from memstream.config import RecallConfig, memstream_home
 from memstream.errors import DimensionMismatchError, InputError, ModelNotFoundError
 from memstream.memory import Memory, Scope, SentenceTransformerEmbedder, SqlStore
-from memstream.report import Recalled, as_json
+from memstream.report import Recalled, as_json, shown
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _LINE_CHARS = 100

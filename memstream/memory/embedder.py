@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from memstream.errors import DimensionMismatchError, ModelNotFoundError, StoreError
-from memstream.models import DEFAULT_EMBEDDER, find_embedder, quiet_loading
+from memstream.models import DEFAULT_EMBEDDER, find_embedder
 from memstream.stores.base import Vectors
 
 _log = logging.getLogger(__name__)
@@ -117,6 +117,8 @@ class SentenceTransformerEmbedder:
         with self._lock:
             if self._model is None:
                 from sentence_transformers import SentenceTransformer
+
+                from memstream.models import quiet_loading
 
                 _log.info("loading the embedder %s", self.name)
                 with quiet_loading():

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from memstream.config import CacheConfig
+from memstream.errors import StoreError
 from memstream.streaming.cache import Cache
 from memstream.streaming.layout import Group
 from memstream.streaming.row import Row
@@ -67,7 +68,11 @@ def put(cache: Cache, row: Row, tensors: dict[str, Tensor], plain: dict[str, Any
 
 
 def save(path: Path, tensors: dict[str, Tensor], plain: dict[str, Any], *, fingerprint: str) -> None:
-    """Writes a state whole or not at all; the file is readable by its owner only."""
+    """Writes a state whole or not at all; the file is readable by its owner only.
+
+    Raises:
+        StoreError: the disk refused.
+    """
     metadata = {"fingerprint": fingerprint, "state": json.dumps(plain)}
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -77,6 +82,8 @@ def save(path: Path, tensors: dict[str, Tensor], plain: dict[str, Any], *, finge
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise StoreError(f"cannot write the snapshot {path}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
 

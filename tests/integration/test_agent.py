@@ -356,6 +356,23 @@ def test_a_store_that_cannot_be_written_changes_nothing(make: Any, monkeypatch: 
     chat.close()
 
 
+def test_a_snapshot_that_cannot_be_written_is_done_without(
+    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = make(recall=RecallConfig(enabled=False))
+    agent.chat("hello there")
+    folder = tmp_path / "store.db-snapshots"
+    if folder.exists():
+        folder.rmdir()
+    folder.write_text("in the way")
+    agent.close()
+    assert "will be rebuilt from its stored turns" in caplog.text
+    folder.unlink()
+    again = make(recall=RecallConfig(enabled=False))
+    again.chat("more")
+    assert "hello there" in again._template.tokenizer.decode(list(row_of(again).window_ids))
+
+
 def test_exchanges_from_elsewhere_are_taken_in(make: Any, tmp_path: Path) -> None:
     agent = make()
     with agent.session(user="a") as chat:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +119,15 @@ class Terminal:
         os.close(theirs)
         self.seen = ""
 
-    def until(self, words: str, seconds: float = 60) -> None:
+    def read(self, enough: Callable[[], bool], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
-        while words not in self.seen:
-            assert time.monotonic() < deadline, f"no {words!r} in {self.seen!r}"
-            try:
-                self.seen += os.read(self.fd, 65536).decode(errors="replace")
-            except OSError:
-                assert words in self.seen, self.seen
+        while not enough():
+            ready, _, _ = select.select([self.fd], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"nothing more after {self.seen!r}"
+            self.seen += os.read(self.fd, 65536).decode(errors="replace")
+
+    def until(self, words: str) -> None:
+        self.read(lambda: words in self.seen)
         self.seen = self.seen.partition(words)[2]
 
     def say(self, text: str) -> None:
@@ -138,14 +141,15 @@ def test_ctrl_c_stops_a_reply_and_twice_leaves(model: Path, tmp_path: Path) -> N
     terminal = Terminal(model, tmp_path / "s.db")
     terminal.until("> ")
     terminal.say("hello\n")
-    time.sleep(2)
+    terminal.until("hello")
+    terminal.read(lambda: len(terminal.seen) > 20)  # the reply has begun
     terminal.interrupt()
     terminal.until("[cancelled]")
     terminal.until("> ")
     terminal.interrupt()
     terminal.until("Ctrl-C again leaves")
     terminal.interrupt()
-    assert terminal.process.wait(timeout=30) == 0
+    assert terminal.process.wait(timeout=120) == 0
     shown = memstream("memory", "list", "--store", tmp_path / "s.db", "--user", "me", "--json")
     assert "hello" in shown.stdout
 
