@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import logging
 import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from memstream.config import CacheConfig, GenerationConfig, RecallConfig, memstream_home, read_toml
 from memstream.conversation import Conversation
-from memstream.engine import Engine, TurnQueue
+from memstream.engine import Engine
 from memstream.errors import ConfigError, InputError, StoreError
 from memstream.memory import (
     ConversationInfo,
@@ -27,7 +28,8 @@ from memstream.memory import (
 )
 from memstream.models import DEFAULT_MODEL, fingerprint_of, load_model
 from memstream.report import Added, Clock, ForgetReceipt, Recalled, Reply, Usage
-from memstream.session import Session
+from memstream.residents import Residents
+from memstream.session import Call, Session
 from memstream.streaming.model import StreamingModel
 from memstream.template import ChatTemplate
 
@@ -109,12 +111,10 @@ class Agent:
         )
         if self.memory.config.enabled:
             self.memory.warm_up()
-        self._open: dict[Scope, Conversation] = {}
-        self._n_sessions: dict[Scope, int] = {}
-        self._registry = threading.RLock()
+        self._residents = Residents(self._engine, self._template, self.memory, system=system)
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
-        self._queue = TurnQueue()  # one row: one turn at a time
-        self._closed = False
+        self._keeping = threading.Lock()
         atexit.register(_close_at_exit, weakref.ref(self))
 
     @classmethod
@@ -168,30 +168,40 @@ class Agent:
         Raises:
             ConversationBusyError: another process owns the conversation.
         """
-        return Session(self, self._acquire(Scope(self.namespace, user, name), wait_s))
+        session = Session(self, self._residents.acquire(Scope(self.namespace, user, name), wait_s))
+        self._sessions.add(session)
+        return session
 
-    def run(self, conversation: Conversation, text: str, config: GenerationConfig, session: Session) -> Iterator[str]:
-        """Queues for the row, then lives one turn; ``session.last`` has the report afterwards."""
-        text = _checked(text)
-        with self._queue:
-            self._make_resident(conversation)
-            yield from self._turn(conversation, text, config, session)
-
-    def _turn(self, conversation: Conversation, text: str, config: GenerationConfig, session: Session) -> Iterator[str]:
-        """The life of a turn: store, plan, recall, prefill, decode, store, report."""
-        clock = Clock()
-        handle, recall = conversation.handle, self.memory.config
-        tokens = conversation.user_tokens(text)
-
-        # 1. The user's turn is in the store before anything is computed.
-        user = handle.begin_turn("user", text, len(tokens))
+    def run(self, conversation: Conversation, text: str, config: GenerationConfig, call: Call) -> Iterator[str]:
+        """Queues for the row, then lives one turn; ``call.reply`` has the report afterwards."""
+        text, clock = _checked(text), Clock()
+        if not self._residents.queue.enter(call.cancelled.is_set):
+            call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
+            return
         try:
-            conversation.begin(handle.turn(user))
+            self._residents.make_resident(conversation)
+            clock.lap("wait_ms")
+            with contextlib.closing(self._turn(conversation, text, config, call, clock)) as turn:
+                for piece in turn:
+                    yield piece
+                    self._residents.queue.resumed()
+        finally:
+            self._residents.queue.leave()
+
+    def _turn(
+        self, conversation: Conversation, text: str, config: GenerationConfig, call: Call, clock: Clock
+    ) -> Generator[str, None, None]:
+        """The life of a turn: store, plan, recall, prefill, decode, store, report."""
+        handle, recall, cancelled = conversation.handle, self.memory.config, call.cancelled.is_set
+        tokens = conversation.user_tokens(text)
+        try:
+            # 1. The user's turn is in the store before anything is computed.
+            conversation.begin(handle.turn(handle.begin_turn("user", text, len(tokens))))
             clock.lap("store_ms")
 
             # 2. What will still be in the window is known from integers; everything else can be recalled.
             notes: Sequence[Recalled] = ()
-            if recall.enabled and self.cache.memory_tokens:
+            if recall.enabled and conversation.takes_notes(len(tokens)):
                 notes = self.memory.recall(
                     handle.scope,
                     conversation.latest(recall.query_turns),
@@ -206,12 +216,12 @@ class Agent:
             clock.lap("memory_ms")
 
             # 4. The turn is prefilled in pieces; whole old exchanges leave as planned.
-            conversation.prefill(tokens[done:], session.is_cancelled)
+            done += conversation.prefill(tokens[done:], cancelled)
             clock.lap("prefill_ms")
 
             # 5. The reply is decoded and streamed out; it is stored also when it is cut off.
+            decoding = conversation.decode(config, cancelled, self._processors)
             assistant = handle.begin_turn("assistant", "", 0)
-            decoding = conversation.decode(config, session.is_cancelled, self._processors)
             try:
                 for piece in decoding:
                     clock.first()
@@ -220,17 +230,17 @@ class Agent:
                 clock.lap("decode_ms")
                 whole = decoding.finish_reason in ("stop", "length")
                 handle.finish_turn(assistant, decoding.text, decoding.n_tokens, "complete" if whole else "cut")
-                conversation.end(handle.turn(assistant))
+                conversation.end(handle.turn(assistant), decoding)
 
                 # 6. What left the window is summarised off the reply's path. 7. The caller gets the report.
                 layout = conversation.resident.layout
-                session.last = Reply(
+                call.reply = Reply(
                     text=decoding.text,
                     finish_reason=decoding.finish_reason,
                     recalled=tuple(notes),
                     evicted=tuple(conversation.take_evicted()),
                     usage=Usage(
-                        prompt_tokens=len(tokens) + memory_tokens,
+                        prompt_tokens=done + memory_tokens,
                         reply_tokens=decoding.n_tokens,
                         memory_tokens=layout.memory,
                         window_tokens=layout.window,
@@ -238,6 +248,8 @@ class Agent:
                     timings=clock.timings(),
                     cache_bytes=self.cache_bytes,
                 )
+                if done < len(tokens):
+                    conversation.drop()  # a turn cut off in its prefill is not whole in the window
         except GeneratorExit:
             raise
         except BaseException:
@@ -247,14 +259,13 @@ class Agent:
     def take_in(self, conversation: Conversation, user: str, assistant: str) -> Added:
         """Stores and prefills an exchange that happened elsewhere; nothing is recalled or generated."""
         user, assistant = _checked(user), _checked(assistant)
-        with self._queue:
-            self._make_resident(conversation)
-            tokens = conversation.exchange_tokens(user, assistant)
-            handle = conversation.handle
-            said = handle.begin_turn("user", user, len(tokens))
-            answered = handle.begin_turn("assistant", "", 0)
-            handle.finish_turn(answered, assistant, 0, "complete")
+        with self._residents.queue:
+            self._residents.make_resident(conversation)
+            tokens, handle = conversation.exchange_tokens(user, assistant), conversation.handle
             try:
+                said = handle.begin_turn("user", user, len(tokens))
+                answered = handle.begin_turn("assistant", "", 0)
+                handle.finish_turn(answered, assistant, 0, "complete")
                 conversation.take_in(handle.turn(said), handle.turn(answered), tokens)
             except BaseException:
                 conversation.drop()
@@ -282,77 +293,51 @@ class Agent:
 
     def forget_in(self, scope: Scope, id: str) -> ForgetReceipt:
         """``forget`` in the scope of an open conversation."""
-        with self._queue:
-            receipt = self.memory.forget(scope, id)
-            seen = [
-                conversation
-                for other, conversation in self._open.items()
-                if other.namespace == scope.namespace and (other == scope or other.user == scope.user is not None)
-            ]
+        with self._residents.queue:
+            seen = self._residents.sharing_memory(scope)
             caches = sum(conversation.row is not None for conversation in seen)
-            for conversation in seen:
-                conversation.drop()
+            try:
+                receipt = self.memory.forget(scope, id)
+            finally:
+                for conversation in seen:
+                    conversation.drop()
         return dataclasses.replace(receipt, caches=caches)
 
     # Which conversations are open, and which one has the row
+
+    @property
+    def closed(self) -> bool:
+        """True once ``close`` was called."""
+        return self._residents.closed
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the key/value cache; they never change."""
         return self._engine.cache_bytes
 
-    def _make_resident(self, conversation: Conversation) -> None:
-        """Gives the conversation the row; the one that had it is saved first."""
-        if conversation.row is None:
-            for other in list(self._open.values()):
-                other.unload()
-            conversation.load()
-
-    def _acquire(self, scope: Scope, wait_s: float) -> Conversation:
-        if self._closed:
-            raise ConfigError("this agent is closed; make a new one")
-        with self._registry:
-            if scope not in self._open:
-                handle = self.memory.open_conversation(scope, wait_s=wait_s)
-                self._open[scope] = Conversation(self._engine, self._template, handle, system=self.system)
-            self._n_sessions[scope] = self._n_sessions.get(scope, 0) + 1
-            return self._open[scope]
-
     def release(self, conversation: Conversation) -> None:
         """Takes note that a session was closed; with the last one the conversation is saved and given up."""
-        scope = conversation.handle.scope
-        with self._registry:
-            self._n_sessions[scope] -= 1
-            if self._n_sessions[scope]:
-                return
-            with self._queue:
-                conversation.unload()
-            conversation.handle.close()
-            del self._open[scope], self._n_sessions[scope]
+        self._residents.release(conversation)
 
     def _kept_session(self, name: str, user: str | None) -> Session:
         """The session that the short forms use; the longest unused one is closed when there are too many."""
-        scope = Scope(self.namespace, user, name)
-        session = self._kept.pop(scope, None) or self.session(user=user, name=name)
-        self._kept[scope] = session
-        if len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)[1].close()
+        scope, stale = Scope(self.namespace, user, name), None
+        with self._keeping:
+            session = self._kept.pop(scope, None) or self.session(user=user, name=name)
+            self._kept[scope] = session
+            idle = [other for other, kept in self._kept.items() if not kept.busy and other != scope]
+            if len(self._kept) > _MOST_KEPT and idle:
+                stale = self._kept.pop(idle[0])
+        if stale is not None:
+            stale.close()
         return session
 
     def close(self) -> None:
         """Saves every open conversation, and waits until everything is embedded and indexed. Twice is harmless."""
-        if self._closed:
-            return
-        for session in self._kept.values():
-            session.close()
-        self._kept.clear()
-        with self._registry, self._queue:
-            for conversation in self._open.values():
-                conversation.unload()
-                conversation.handle.close()
-            self._open.clear()
-            self._closed = True
-        self.memory.close()
+        for session in list(self._sessions):
+            session.end_calls()
+        if self._residents.close():
+            self.memory.close()
 
     def __enter__(self) -> Self:
         return self

@@ -77,6 +77,7 @@ class Conversation:
         self.template = template
         self.handle = handle
         self.row: Row | None = None
+        self._n_forgotten = handle.n_forgotten()  # when the row was loaded
         self.window: deque[Exchange] = deque()  # exchanges whose tokens are in the window, oldest first
         self._opening = template.opening(system)
         self._parked: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # state of a store that keeps no files
@@ -96,6 +97,7 @@ class Conversation:
         """Brings the conversation into a row: from its snapshot, or by prefilling the latest stored exchanges."""
         if self.row is not None:
             return
+        self._n_forgotten = self.handle.n_forgotten()
         saved = self._parked or self._saved()
         self._parked = None
         pinned = len(self._opening.tokens) if self._opening.pinned else 0
@@ -103,9 +105,11 @@ class Conversation:
         try:
             if saved is not None:
                 snapshot.put(self.engine.cache, self.row, *saved)
-                first = next((group.key for group in self.row.layout.closed if group.key != OPENING), None)
-                turns = self.handle.turns(first=first) if isinstance(first, int) else []
-                self.window = deque(exchanges(turns))
+                keys = [
+                    group.key for group in self.row.layout.closed if isinstance(group.key, int) and group.key != OPENING
+                ]
+                turns = self.handle.turns(first=min(keys)) if keys else []
+                self.window = deque(exchange for exchange in exchanges(turns) if exchange.key in keys)
             else:
                 self._rebuild()
         except BaseException:
@@ -114,9 +118,11 @@ class Conversation:
 
     def unload(self) -> None:
         """Saves the row as a snapshot and frees it; where the disk refuses, the next load prefills what is stored."""
+        self.check_forgotten()
         if self.row is None:
             return
         try:
+            self.take_evicted()
             if self.row.logits is not None:
                 self._save(snapshot.take(self.engine.cache, self.row))
         except StoreError as error:
@@ -129,8 +135,14 @@ class Conversation:
         if path is None:
             self._parked = state
         else:
-            snapshot.save(path, *state, fingerprint=self._fingerprint)
-            self.handle.record_snapshot(self._fingerprint, self.handle.next_sequence() - 1)
+            name = f"{self._fingerprint}:{self._n_forgotten}"
+            snapshot.save(path, *state, fingerprint=name)
+            self.handle.record_snapshot(name, self.handle.next_sequence() - 1)
+
+    def check_forgotten(self) -> None:
+        """Drops the row where something of this user was forgotten since it was loaded, by whatever process."""
+        if self.handle.n_forgotten() != self._n_forgotten:
+            self.drop()
 
     def drop(self) -> None:
         """Frees the row and forgets its state; the next load prefills from what is stored."""
@@ -138,14 +150,16 @@ class Conversation:
         self._leave()
 
     def _leave(self) -> None:
-        self.window.clear()
         if self.row is not None:
+            self.take_evicted()
             self.engine.leave(self.row)
             self.row = None
+        self.window.clear()
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        path: Path | None = self.handle.find_snapshot(self._fingerprint, self.handle.next_sequence() - 1)
-        return snapshot.load(path, fingerprint=self._fingerprint) if path else None
+        name = f"{self._fingerprint}:{self._n_forgotten}"
+        path: Path | None = self.handle.find_snapshot(name, self.handle.next_sequence() - 1)
+        return snapshot.load(path, fingerprint=name) if path else None
 
     def _rebuild(self) -> None:
         """Prefills the opening and the latest stored exchanges that fit into the window together."""
@@ -230,6 +244,11 @@ class Conversation:
         turns = [turn.text for exchange in list(self.window)[-n:] for turn in exchange.turns]
         return turns[-n:]
 
+    def takes_notes(self, n: int) -> bool:
+        """Whether there is room for notes, and sinks in front of them once a turn of ``n`` tokens has begun."""
+        layout = self.resident.layout
+        return self.note_budget() > 0 and layout.sink_tokens - layout.sinks < n
+
     def note_budget(self) -> int:
         """Tokens left for notes once their frame is counted."""
         return self.engine.config.memory_tokens - len(self._frame([""]))
@@ -288,18 +307,26 @@ class Conversation:
             processors=processors,
         )
 
-    def end(self, turn: Turn) -> None:
-        """Closes the exchange with the assistant's turn."""
-        self.engine.feed(self.resident, self.template.closing)
-        self.resident.layout.close_group()
-        self.window[-1].turns.append(turn)
+    def end(self, turn: Turn, decoding: Decoding) -> None:
+        """Closes the exchange with the assistant's turn, after making the window say what the store says."""
+        if decoding.unsaid:
+            self.engine.retract(self.resident, decoding.n_tokens)
+            self.engine.feed(self.resident, self.template.plain(turn.text))
+        self._close(turn)
 
     def take_in(self, user: Turn, assistant: Turn, tokens: Sequence[int]) -> None:
         """Prefills a whole exchange that happened elsewhere."""
         self.begin(user)
-        self.engine.feed(self.resident, tokens)
-        self.resident.layout.close_group()
-        self.window[-1].turns.append(assistant)
+        self.engine.feed(self.resident, tokens[: -len(self.template.closing)])
+        self._close(assistant)
+
+    def _close(self, assistant: Turn) -> None:
+        self.engine.feed(self.resident, self.template.closing)
+        layout, exchange = self.resident.layout, self.window[-1]
+        layout.close_group()
+        exchange.turns.append(assistant)
+        if not layout.closed or layout.closed[-1].key != exchange.key:
+            self.window.pop()  # all of it lies among the sinks
 
     def take_evicted(self) -> list[Evicted]:
         """Exchanges that left the window since the last call; those that left whole are summarised by memory."""

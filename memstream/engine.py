@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -121,6 +122,17 @@ class Engine:
                 break
         return done
 
+    def retract(self, row: Row, n: int) -> None:
+        """Takes back the last ``n`` tokens of the open group, or as many as it still has in the window.
+
+        The row's ``logits`` are those of a token that is gone: feed something next.
+        """
+        assert row.layout.open is not None
+        n = min(n, row.layout.open.n_tokens)
+        row.layout.retract(n)
+        for _ in range(n):
+            row.window_ids.pop()
+
     def score(self, row: Row, tokens: Sequence[int]) -> Tensor:
         """Feeds tokens and returns the log-probability that the stream gave each of them.
 
@@ -204,18 +216,44 @@ class Engine:
 class TurnQueue:
     """One turn at a time; other threads wait. Waiting for oneself would be for ever, so it is an error."""
 
+    PATIENCE_S = 2.0  # a turn that this thread began may be resumed by another one
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
+        self._steps = 0
 
-    def __enter__(self) -> None:
-        if self._owner == threading.get_ident():
-            raise BusyError(
-                "a reply of this agent is still being streamed in this thread; finish iterating over it, or close it"
-            )
-        self._lock.acquire()
+    def enter(self, cancelled: Callable[[], bool]) -> bool:
+        """Waits for its turn; returns False where it was cancelled meanwhile.
+
+        Raises:
+            BusyError: the running turn waits for this very thread to go on.
+        """
+        seen, since = -1, time.monotonic()
+        while not self._lock.acquire(timeout=0.05):
+            if cancelled():
+                return False
+            if self._owner != threading.get_ident() or seen != self._steps:
+                seen, since = self._steps, time.monotonic()
+            elif time.monotonic() - since > self.PATIENCE_S:
+                raise BusyError(
+                    "a reply of this agent is still being streamed in this thread; iterate to its end, or close it"
+                )
+        self.resumed()
+        return True
+
+    def resumed(self) -> None:
+        """Notes which thread lives the turn now: the one that asked for its next piece."""
         self._owner = threading.get_ident()
+        self._steps += 1
 
-    def __exit__(self, *exception: object) -> None:
+    def leave(self) -> None:
+        """Lets the next one in."""
         self._owner = None
         self._lock.release()
+
+    def __enter__(self) -> None:
+        self.enter(lambda: False)
+
+    def __exit__(self, *exception: object) -> None:
+        self.leave()

@@ -83,8 +83,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Milliseconds per stage of one turn; ``first_token_ms`` counts from the call."""
+    """Milliseconds per stage of one turn; ``wait_ms`` is for the row, ``first_token_ms`` counts from the call."""
 
+    wait_ms: float = 0.0
     store_ms: float = 0.0
     recall_ms: float = 0.0
     memory_ms: float = 0.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+import weakref
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Self
 
 from memstream.config import GenerationConfig
@@ -17,6 +19,19 @@ if TYPE_CHECKING:
     from memstream.agent import Agent
 
 
+class Call:
+    """One turn from asking to answer.
+
+    Attributes:
+        cancelled: set by whoever wants it to stop, before or while it runs.
+        reply: its report, once it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.reply: Reply | None = None
+
+
 class Session:
     """One conversation of one user; made by ``Agent.session``, used as a context manager.
 
@@ -24,16 +39,21 @@ class Session:
 
     Attributes:
         scope: namespace, user and conversation.
-        last: report of the last turn, None before the first.
+        last: report of the turn that ended last, None before the first.
     """
 
     def __init__(self, agent: Agent, conversation: Conversation) -> None:
         self._agent = agent
         self._conversation = conversation
-        self._cancelled = threading.Event()
+        self._calls: dict[Call, weakref.ref[Generator[str]]] = {}  # turns that run or wait
         self._closed = False
         self.scope: Scope = conversation.handle.scope
         self.last: Reply | None = None
+
+    @property
+    def busy(self) -> bool:
+        """True while a turn runs or waits."""
+        return bool(self._calls)
 
     def chat(self, text: str, *, generation: GenerationConfig | None = None) -> Reply:
         """Says something and returns the whole reply.
@@ -43,19 +63,33 @@ class Session:
             CapacityError: the text is longer than the window.
             StoreError: it could not be stored; nothing was computed.
         """
-        for _ in self.stream(text, generation=generation):
+        call = Call()
+        for _ in self._live(text, generation, call):
             pass
-        assert self.last is not None
-        return self.last
+        assert call.reply is not None
+        return call.reply
 
     def stream(self, text: str, *, generation: GenerationConfig | None = None) -> Iterator[str]:
         """Says something and yields the reply piece by piece, never cutting a character; then ``last`` is the report.
 
         Closing the iterator early stores what was said so far.
         """
+        return self._live(text, generation, Call())
+
+    def _live(self, text: str, generation: GenerationConfig | None, call: Call) -> Iterator[str]:
         self._check_open()
-        self._cancelled.clear()
-        return self._agent.run(self._conversation, text, generation or self._agent.generation, self)
+        pieces = self._pieces(text, generation or self._agent.generation, call)
+        # An iterator that is never begun ends nowhere else.
+        self._calls[call] = weakref.ref(pieces, lambda _: self._calls.pop(call, None))
+        return pieces
+
+    def _pieces(self, text: str, generation: GenerationConfig, call: Call) -> Generator[str]:
+        try:
+            yield from self._agent.run(self._conversation, text, generation, call)
+        finally:
+            self._calls.pop(call, None)
+            if call.reply is not None:
+                self.last = call.reply
 
     def add(self, user: str, assistant: str) -> Added:
         """Takes in an exchange that happened elsewhere, as if it had been lived here.
@@ -69,19 +103,23 @@ class Session:
 
     async def achat(self, text: str, *, generation: GenerationConfig | None = None) -> Reply:
         """``chat`` for asyncio; cancelling the task stops the reply and stores what was said so far."""
-        async for _ in self.astream(text, generation=generation):
+        call = Call()
+        async for _ in self._alive(text, generation, call):
             pass
-        assert self.last is not None
-        return self.last
+        assert call.reply is not None
+        return call.reply
 
-    async def astream(self, text: str, *, generation: GenerationConfig | None = None) -> AsyncIterator[str]:
+    def astream(self, text: str, *, generation: GenerationConfig | None = None) -> AsyncIterator[str]:
         """``stream`` for asyncio: one thread lives the turn, the event loop stays free."""
+        return self._alive(text, generation, Call())
+
+    async def _alive(self, text: str, generation: GenerationConfig | None, call: Call) -> AsyncIterator[str]:
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
         def live() -> None:
             try:
-                for piece in self.stream(text, generation=generation):
+                for piece in self._live(text, generation, call):
                     loop.call_soon_threadsafe(pieces.put_nowait, piece)
             finally:
                 loop.call_soon_threadsafe(pieces.put_nowait, None)
@@ -93,16 +131,13 @@ class Session:
             await turn
         finally:
             if not turn.done():
-                self.cancel()
+                call.cancelled.set()
                 await asyncio.shield(turn)
 
     def cancel(self) -> None:
-        """Stops the running reply after its current token, from any thread; it is stored as far as it went."""
-        self._cancelled.set()
-
-    def is_cancelled(self) -> bool:
-        """True once the running reply was asked to stop."""
-        return self._cancelled.is_set()
+        """Stops this session's turns, from any thread: the running one is stored as far as it went, the rest is not."""
+        for call in list(self._calls):
+            call.cancelled.set()
 
     def remember(self, text: str) -> str:
         """Pins a fact, which recall prefers from now on. Returns its id, such as ``fact:3``."""
@@ -120,13 +155,24 @@ class Session:
         return self._agent.forget_in(self.scope, id)
 
     def close(self) -> None:
-        """Saves the conversation and gives it up; twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            self._agent.release(self._conversation)
+        """Saves the conversation and gives it up; a reply that is still streamed ends here. Twice is harmless."""
+        if self._closed:
+            return
+        self.end_calls()
+        self._agent.release(self._conversation)
+        self._closed = True
+
+    def end_calls(self) -> None:
+        """Ends the turns that run or wait; those of other threads as soon as they see it."""
+        self.cancel()
+        for reference in list(self._calls.values()):
+            pieces = reference()
+            if pieces is not None:
+                with contextlib.suppress(ValueError):  # another thread is inside it
+                    pieces.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed or self._agent.closed:
             raise BusyError("this session is closed; open another with agent.session(...)")
 
     def __enter__(self) -> Self:

@@ -92,10 +92,16 @@ def _lines(connection: Connection) -> None:
     _run(connection, _LINES)
 
 
+def _forgotten(connection: Connection) -> None:
+    """How often something of an owner was forgotten."""
+    _run(connection, "ALTER TABLE owners ADD COLUMN n_forgotten INTEGER NOT NULL DEFAULT 0")
+
+
 MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [
     ("0001-base", _base),
     ("0002-turn-vectors", _turn_vectors),
     ("0003-lines", _lines),
+    ("0004-forgotten", _forgotten),
 ]
 
 

@@ -179,6 +179,12 @@ def owner_of(connection: Connection, conversation_id: int) -> int:
     ).scalar_one()
 
 
+def n_forgotten(connection: Connection, conversation_id: int) -> int:
+    """How often something of a conversation's owner was forgotten."""
+    owner = select(db.Conversation.owner_id).where(db.Conversation.id == conversation_id).scalar_subquery()
+    return connection.scalar(select(db.Owner.n_forgotten).where(db.Owner.id == owner)) or 0
+
+
 def open_turns(connection: Connection, conversation_id: int) -> list[int]:
     """Ids of turns that a killed process left open."""
     statement = select(db.Turn.id).where(db.Turn.conversation_id == conversation_id, db.Turn.state == "open")

@@ -46,12 +46,16 @@ class Migration(Base):
 
 
 class Owner(Base):
-    """A (namespace, user); ``user_key`` is ``""`` for conversations without a user."""
+    """A (namespace, user); ``user_key`` is ``""`` for conversations without a user.
+
+    ``n_forgotten`` counts what was forgotten: a cache loaded at another count has seen words that must be gone.
+    """
 
     __tablename__ = "owners"
     id: Mapped[int] = mapped_column(primary_key=True)
     namespace: Mapped[str] = mapped_column(String)
     user_key: Mapped[str] = mapped_column(String)
+    n_forgotten: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class Conversation(Base):

@@ -191,9 +191,13 @@ def _lines() -> Iterator[str]:
 def _interruptible(session: Session) -> Iterator[None]:
     """While a reply runs, Ctrl-C stops it; a second one leaves."""
 
+    asked = False
+
     def stop(signum: int, frame: FrameType | None) -> None:
-        if session.is_cancelled():
+        nonlocal asked
+        if asked:
             raise KeyboardInterrupt
+        asked = True
         session.cancel()
 
     before = signal.signal(signal.SIGINT, stop)

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, select, update
 
 from memstream.errors import InputError, StoreError
 from memstream.memory import keys
@@ -138,20 +138,29 @@ def _forget_fact(connection: Connection, fact_id: int, done: Forgotten) -> None:
 
 
 def drop_snapshots(store: SqlStore, connection: Connection, owner_id: int) -> int:
-    """Deletes the snapshot files of all conversations of an owner, then their rows. Returns how many."""
-    mine = select(db.Conversation.id).where(db.Conversation.owner_id == owner_id)
-    files = list(connection.scalars(select(db.Snapshot.file).where(db.Snapshot.conversation_id.in_(mine))))
-    for file in files:
-        path = store.snapshot_path(file)
-        if path is not None:
+    """Deletes the snapshot files of all conversations of an owner, then their rows, and counts the owner on.
+
+    Files are found by name, so that one whose writer was killed before it was recorded goes too; caches and snapshots
+    of before are known by the count. Returns how many were recorded.
+    """
+    mine = list(connection.scalars(select(db.Conversation.id).where(db.Conversation.owner_id == owner_id)))
+    for conversation_id in mine:
+        path = store.snapshot_path(f"{conversation_id}.snapshot")
+        if path is None:
+            break
+        for file in path.parent.glob(f"{path.name}*"):
             try:
-                path.unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
             except OSError as error:
                 raise StoreError(
-                    f"cannot delete the snapshot {path}: {error.strerror}; nothing was forgotten"
+                    f"cannot delete the snapshot {file}: {error.strerror}; nothing was forgotten"
                 ) from error
-    connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id.in_(mine)))
-    return len(files)
+    of_owner = db.Conversation.owner_id == owner_id
+    recorded = db.Snapshot.conversation_id.in_(select(db.Conversation.id).where(of_owner))
+    n = connection.execute(delete(db.Snapshot).where(recorded)).rowcount
+    counted = update(db.Owner).where(db.Owner.id == owner_id).values(n_forgotten=db.Owner.n_forgotten + 1)
+    connection.execute(counted)
+    return n
 
 
 def delete_conversation(store: SqlStore, connection: Connection, conversation_id: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from memstream.errors import StoreError
 from memstream.memory import keys
@@ -18,6 +18,8 @@ from memstream.stores.base import Scope
 from memstream.stores.rows import Turn
 from memstream.stores.schema import TurnState
 from memstream.stores.sql import SqlStore
+
+MOST_SNAPSHOTS = 64  # per store; one of SmolLM2 with 1,024 tokens in float32 takes 47 MB
 
 
 class ConversationHandle:
@@ -114,6 +116,11 @@ class ConversationHandle:
         with self._store.read() as connection:
             return rows.turns_by_id(connection, [turn_id])[turn_id]
 
+    def n_forgotten(self) -> int:
+        """How often something of this conversation's owner was forgotten, by whatever process."""
+        with self._store.read() as connection:
+            return rows.n_forgotten(connection, self.id)
+
     def next_sequence(self) -> int:
         """The sequence that the next turn will have."""
         with self._store.read() as connection:
@@ -160,8 +167,11 @@ class ConversationHandle:
             os.chmod(path, 0o600)
         except OSError as error:
             raise StoreError(f"cannot record the snapshot {path}: {error.strerror}") from error
+        for partial in path.parent.glob(f"{path.name}.*"):  # of a writer that was killed
+            partial.unlink(missing_ok=True)
         with self._store.write() as connection:
             connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id == self.id))
+            self._prune(connection)
             connection.execute(
                 insert(db.Snapshot).values(
                     conversation_id=self.id,
@@ -171,6 +181,15 @@ class ConversationHandle:
                     created=db.now(),
                 )
             )
+
+    def _prune(self, connection: Connection) -> None:
+        """Makes room for one more snapshot: the oldest go, and cost one prefill when they are missed."""
+        oldest = select(db.Snapshot).order_by(db.Snapshot.created.desc(), db.Snapshot.conversation_id)
+        for row in connection.execute(oldest.offset(MOST_SNAPSHOTS - 1)).all():
+            path = self._store.snapshot_path(row.file)
+            if path is not None:
+                path.unlink(missing_ok=True)
+            connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id == row.conversation_id))
 
     def find_snapshot(self, fingerprint: str, last_sequence: int) -> Path | None:
         """The snapshot's file if it is of exactly this model and last turn."""

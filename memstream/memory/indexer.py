@@ -34,6 +34,7 @@ class Indexer:
         self._closed = False
         self._queued = False
         self._jobs: list[Future[None]] = []
+        self._failed: BaseException | None = None  # the first failure since the last flush
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memstream-memory")
 
     def wake(self) -> None:
@@ -64,7 +65,9 @@ class Indexer:
             if self._closed:
                 return
             future = self._worker.submit(job)
-            self._jobs = [job for job in self._jobs if not job.done() or job.exception() is not None]
+            done = [job for job in self._jobs if job.done()]
+            self._failed = self._failed or next((e for job in done if (e := job.exception()) is not None), None)
+            self._jobs = [job for job in self._jobs if not job.done()]
             self._jobs.append(future)
         future.add_done_callback(_report)
 
@@ -103,13 +106,15 @@ class Indexer:
         Raises:
             MemstreamError: the first of what went wrong since the last flush.
         """
-        failed: BaseException | None = None
         while True:
             with self._lock:
                 if not self._jobs:
+                    failed, self._failed = self._failed, None
                     break
                 job = self._jobs.pop(0)
-            failed = failed or job.exception()
+            error = job.exception()
+            with self._lock:
+                self._failed = self._failed or error
         if failed is not None:
             raise failed
 

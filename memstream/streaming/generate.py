@@ -19,6 +19,8 @@ from transformers.generation.logits_process import (
 from memstream.config import GenerationConfig
 from memstream.report import FinishReason
 
+_LONGEST_CHARACTER = 4  # tokens: one a byte of UTF-8; what is still broken then stays broken
+
 
 class Sampler:
     """Chooses the next token through transformers' logits processors.
@@ -86,7 +88,8 @@ class TextPieces:
     def _take(self, *, final: bool) -> str:
         known = self._decode(self._ids[self._context : self._shown])
         text = self._decode(self._ids[self._context :])
-        if (text.endswith("\ufffd") and not final) or len(text) <= len(known):
+        unfinished = text.endswith("\ufffd") and len(self._ids) - self._shown < _LONGEST_CHARACTER
+        if (unfinished and not final) or len(text) <= len(known):
             return ""
         self._context, self._shown = self._shown, len(self._ids)
         return text[len(known) :]
@@ -139,6 +142,7 @@ class Decoding:
     Attributes:
         text: the reply so far.
         n_tokens: tokens fed so far.
+        unsaid: True where the text lacks something of these tokens: a stop text cut it, or nobody took it.
         finish_reason: why it ended; ``cancelled`` until it has.
     """
 
@@ -161,6 +165,7 @@ class Decoding:
         self._sampler = Sampler(config, processors)
         self.text = ""
         self.n_tokens = 0
+        self.unsaid = False
         self.finish_reason: FinishReason = "cancelled"
 
     def __iter__(self) -> Iterator[str]:
@@ -180,11 +185,13 @@ class Decoding:
                 break
             self._advance(token)
             self.n_tokens += 1
+            self.unsaid = True
             yield from self._give(stops.push(self._pieces.push(token)))
             if stops.hit:
                 reason = "stop"
                 break
         yield from self._give(stops.push(self._pieces.finish()) + stops.finish())
+        self.unsaid = stops.hit
         self.finish_reason = reason
 
     def _give(self, text: str) -> Iterator[str]:

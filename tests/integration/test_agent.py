@@ -43,7 +43,7 @@ def stored(path: Path) -> list[tuple[str, str, str]]:
 
 
 def row_of(agent: Agent) -> Any:
-    return next(iter(agent._open.values())).row
+    return next(iter(agent._residents._open.values())).row
 
 
 def test_a_turn_is_stored_and_reported(make: Any, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_recalled_control_tokens_are_neutral(make: Any) -> None:
 
 
 def row_of_session(agent: Agent, name: str) -> Any:
-    return next(c.row for scope, c in agent._open.items() if scope.conversation == name)
+    return next(c.row for scope, c in agent._residents._open.items() if scope.conversation == name)
 
 
 def test_forget_reaches_the_open_cache(make: Any, tmp_path: Path) -> None:
@@ -338,11 +338,14 @@ def test_a_system_turn_larger_than_the_cache_is_refused_at_once(make: Any) -> No
     assert sinks == "<|im_start|>system\nYou are terse.<|im_end|>\n"
 
 
-def test_a_store_that_cannot_be_written_changes_nothing(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_written_changes_nothing(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent = make(recall=RecallConfig(enabled=False))
     chat = agent.session()
     chat.chat("hello")
     before = list(row_of(agent).window_ids)
+    stored_before = stored(tmp_path / "store.db")
 
     def full(*_: Any) -> int:
         raise StoreError("database or disk is full")
@@ -351,8 +354,10 @@ def test_a_store_that_cannot_be_written_changes_nothing(make: Any, monkeypatch: 
     with pytest.raises(StoreError, match="full"):
         chat.chat("second")
     monkeypatch.undo()
-    assert list(row_of(agent).window_ids) == before
+    assert stored(tmp_path / "store.db") == stored_before
     assert chat.chat("third").finish_reason == "length"
+    decode = agent._template.tokenizer.decode
+    assert decode(list(row_of(agent).window_ids)).startswith(decode(before))
     chat.close()
 
 
@@ -408,7 +413,7 @@ def test_closed_things_say_so(make: Any) -> None:
         chat.chat("hello")
     agent.close()
     agent.close()
-    with pytest.raises(ConfigError, match="closed"):
+    with pytest.raises(BusyError, match="closed"):
         agent.chat("hello")
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # Room -> rooms it may import. Every other room may import config, report and errors.
 PLAIN = {"config", "report", "errors"}
 BELOW_AGENT = {"memory", "stores", "engine", "streaming", "models"}
-AGENT = {"template", "conversation", "session", "agent"}
+AGENT = {"template", "conversation", "residents", "session", "agent"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
@@ -28,8 +28,9 @@ ALLOWED: dict[str, set[str]] = {
     # The agent and its parts.
     "template": {"models"},
     "conversation": BELOW_AGENT | {"template"},
+    "residents": BELOW_AGENT | {"template", "conversation"},
     "session": BELOW_AGENT | {"conversation", "agent"},  # a session is a handle on its agent
-    "agent": BELOW_AGENT | {"template", "conversation", "session"},
+    "agent": BELOW_AGENT | {"template", "conversation", "residents", "session"},
     # The front doors.
     "replay": BELOW_AGENT | AGENT,
     "demo": BELOW_AGENT | AGENT,
