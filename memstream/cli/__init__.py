@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import logging
 import os
 import sys
@@ -83,6 +84,9 @@ def _set_up_logging(verbose: int) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Runs one command line and returns its exit status; prints errors as one sentence on stderr."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):  # a byte or letter outside the locale must not end a command
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         result = group.main(args=arguments, prog_name="memstream", standalone_mode=False)
     except click.exceptions.Abort:

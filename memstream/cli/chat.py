@@ -54,7 +54,7 @@ def command(
     show_memory: bool,
     as_lines: bool,
     message: str | None,
-) -> None:
+) -> int:
     """Talk with a model that remembers you the next time.
 
     Reads lines from the terminal or from a pipe; each line is a turn. Lines that begin with / are commands; /help
@@ -77,17 +77,20 @@ def command(
         screen = _Shown(session, show_memory=show_memory, as_lines=as_lines)
         if message is not None:
             screen.turn(message)
-            return
+            return 0
         note("say something; /help lists commands")
         with contextlib.suppress(KeyboardInterrupt) if sys.stdin.isatty() else contextlib.nullcontext():
-            _converse(session, screen)
+            failed = _converse(session, screen)
+            return int(failed and not sys.stdin.isatty())
+    return 0
 
 
-def _converse(session: Session, screen: _Shown) -> None:
-    """Lives a turn for every line, until there are no more."""
+def _converse(session: Session, screen: _Shown) -> bool:
+    """Lives a turn for every line, until there are no more; returns whether one failed."""
+    failed = False
     for line in _lines():
         if line == "/quit":
-            return
+            break
         if line.startswith("/"):
             _command(session, line)
         elif line.strip():
@@ -95,6 +98,8 @@ def _converse(session: Session, screen: _Shown) -> None:
                 screen.turn(line)
             except MemstreamError as error:  # the conversation is as it was; go on
                 click.echo(f"error: {error}", err=True)
+                failed = True
+    return failed
 
 
 class _Shown:

@@ -60,7 +60,13 @@ class Asked:
 
 
 @click.command("demo")
-@click.option("--tokens", default=20_000, show_default=True, help="Length of the talk before the questions.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=20_000,
+    show_default=True,
+    help="Length of the talk before the questions.",
+)
 @click.option("--questions", default=24, show_default=True, help="Facts told at the start and asked at the end.")
 @click.option("--cache-tokens", default=1024, show_default=True, help="Size of the fixed cache.")
 @click.option("--model", default=None, help="Alias, hub id, folder or .gguf file.  [default: smollm2-135m]")
