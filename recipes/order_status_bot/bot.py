@@ -28,10 +28,10 @@ def answer(chat, text):
 def talk(store, customer, said):
     from memstream import Agent
 
-    with Agent.from_toml(HERE / "config.toml", store=store) as agent, agent.session(user=customer) as chat:
-        with contextlib.suppress(EOFError, KeyboardInterrupt):
-            for text in said or iter(lambda: input(f"{customer}> "), ""):
-                print(answer(chat, text), flush=True)
+    leaving = contextlib.suppress(EOFError, KeyboardInterrupt)
+    with Agent.from_toml(HERE / "config.toml", store=store) as agent, agent.session(user=customer) as chat, leaving:
+        for text in said or iter(lambda: input(f"{customer}> "), ""):
+            print(answer(chat, text), flush=True)
 
 
 def script():
