@@ -87,7 +87,7 @@ class Talk:
 
     def ask_with_notes_in_turn(self, fact: Fact) -> tuple[str, bool]:
         """The same notes, but written into the user's turn and computed anew."""
-        self.agent.memory.config = OFF
+        self.agent.memory.config = RecallConfig()
         with self.frozen():
             notes = self.agent.memory.recall(
                 self.session.scope,
@@ -96,6 +96,7 @@ class Talk:
                 budget_tokens=self.conversation.note_budget(),
                 count_tokens=self.conversation.count_note,
             ).notes
+            self.agent.memory.config = OFF
             ranked = sorted(notes, key=lambda note: note.why.score)
             lines = "\n".join(note_line(note.text) for note in (*ranked, *ranked[-1:]))
             reply = self.session.chat(f"{NOTES_HEAD}\n{lines}\n\n{fact.question}" if notes else fact.question)
