@@ -85,7 +85,7 @@ def _set_up_logging(verbose: int) -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Runs one command line and returns its exit status; prints errors as one sentence on stderr."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):  # a byte or letter outside the locale must not end a command
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper) and not stream.closed:
             stream.reconfigure(errors="replace")
     try:
         result = group.main(args=arguments, prog_name="memstream", standalone_mode=False)

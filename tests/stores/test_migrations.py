@@ -13,7 +13,7 @@ from memstream.stores import migrations, schema, sqlite
 from tests.stores.conftest import MakeMemory
 
 OLD_ROWS = """
-INSERT INTO owners VALUES (1, 'n', 'u');
+INSERT INTO owners (id, namespace, user_key) VALUES (1, 'n', 'u');
 INSERT INTO conversations VALUES (1, 1, 'c', '2026-01-02 03:04:05.000000');
 INSERT INTO turns VALUES (1, 1, 0, 'user', 'amber basil', 2, '2026-01-02 03:04:05.000000', 'complete', 0);
 INSERT INTO turns VALUES (2, 1, 1, 'assistant', 'noted', 1, '2026-01-02 03:04:06.000000', 'complete', 0);

@@ -52,7 +52,7 @@ def test_query_terms_leave_out_what_says_nothing() -> None:
 def test_no_text_is_a_syntax_error_and_its_words_are_found(text: str, other: str) -> None:
     store = SqlStore.open("memory")
     with store.write() as connection:
-        connection.exec_driver_sql("INSERT INTO owners VALUES (1, 'n', 'u')")
+        connection.exec_driver_sql("INSERT INTO owners (id, namespace, user_key) VALUES (1, 'n', 'u')")
         connection.exec_driver_sql("INSERT INTO facts VALUES (1, 1, NULL, '', '2026-01-01 00:00:00')")
         fulltext.add_fact(connection, 1, 1, None, text)
         for term in fulltext.query_terms(text) + fulltext.words(text):
