@@ -268,9 +268,11 @@ class Conversation:
             How many tokens of the turn and of the notes were computed.
         """
         # A small model uses best what it read last, and what it read twice (docs/log.md).
-        ranked = sorted(notes, key=lambda note: (not note.why.pinned, note.why.score))
-        lines = [note_line(note.text) for note in ranked]
-        for chosen in (lines + lines[-1:], *(lines[i:] for i in range(len(lines) + 1))):
+        found = sorted((note for note in notes if not note.why.pinned), key=lambda note: note.why.score)
+        best = [note_line(note.text) for note in found[-1:]]
+        pinned = [note_line(note.text) for note in notes if note.why.pinned]
+        lines = [*(note_line(note.text) for note in found[:-1]), *pinned, *best]
+        for chosen in (lines + best, *(lines[i:] for i in range(len(lines) + 1))):
             tokens = self._frame(chosen) if chosen else []
             if len(tokens) <= self.resident.layout.memory_room:
                 break

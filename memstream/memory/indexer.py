@@ -45,20 +45,21 @@ class Indexer:
             self._queued = True
         self._submit(self._embed_pending)
 
-    def warm_up(self) -> None:
-        """Has embedder and index loaded, so that the first recall need not wait for them."""
+    def warm_up(self, then: Callable[[], object]) -> None:
+        """Has embedder and index loaded, and ``then`` called, so that the first recall need not wait for them."""
         if self._embedder is not None:
-            self._submit(self._load)
+            self._submit(lambda: self._load(then))
 
     def summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
         """Has turns of a conversation summarised, as one more key to them."""
         if turn_ids:
             self._submit(lambda: self._summarise(conversation_id, turn_ids))
 
-    def _load(self) -> None:
+    def _load(self, then: Callable[[], object]) -> None:
         assert self._embedder is not None
         embed(self._embedder, ["first"])
         self._index.refresh()
+        then()
 
     def _submit(self, job: Callable[[], None]) -> None:
         with self._lock:

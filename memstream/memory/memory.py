@@ -317,8 +317,8 @@ class Memory:
         return found
 
     def warm_up(self) -> None:
-        """Loads embedder and index in the background, so that the first recall need not wait for them."""
-        self._indexer.warm_up()
+        """Loads embedder, index and gate in the background, so that the first recall need not wait for them."""
+        self._indexer.warm_up(self._gate_value)
 
     def flush(self) -> None:
         """Waits until everything said so far is summarised, embedded and indexed.

@@ -63,7 +63,7 @@ def put(cache: Cache, row: Row, tensors: dict[str, Tensor], plain: dict[str, Any
     row.sink_ids = tensors["sink_ids"].tolist()
     row.memory_ids = tensors["memory_ids"].tolist()
     row.window_ids = deque(tensors["window_ids"].tolist())
-    row.logits = tensors["logits"].clone() if "logits" in tensors else None
+    row.logits = tensors["logits"].to(cache.keys[0].device, copy=True) if "logits" in tensors else None
     cache.write(row.index, _filled(row), tensors)
 
 

@@ -404,6 +404,23 @@ def test_remembered_facts_are_recalled(make: Any) -> None:
         assert [(note.text, note.why.pinned) for note in notes] == [("Prefers e-mail", True)]
 
 
+def test_the_best_note_comes_last_and_twice_where_there_is_room(make: Any) -> None:
+    agent = make()
+    with agent.session(user="a", name="1") as chat:
+        chat.remember("Pinned fact")
+        chat.chat("my harbour is Valparaiso")
+        chat.chat("the harbour has boats")
+    agent.memory.flush()
+    with agent.session(user="a", name="2") as chat:
+        reply = chat.chat("which harbour is my harbour is")
+        text = agent._template.tokenizer.decode(row_of_session(agent, "2").memory_ids)
+    notes = [line for line in text.splitlines() if line.startswith("- ")]
+    best = max((note for note in reply.recalled if not note.why.pinned), key=lambda note: note.why.score)
+    assert notes[-2:] == [f"- {best.text}".replace("\n", " "), f"- {best.text}<|im_end|>"]
+    assert "- Pinned fact" in notes[:-2]
+    assert {note.removesuffix("<|im_end|>") for note in notes} == {f"- {note.text}" for note in reply.recalled}
+
+
 def test_closed_things_say_so(make: Any) -> None:
     agent = make()
     chat = agent.session()
