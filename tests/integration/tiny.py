@@ -21,8 +21,9 @@ def tokenizer() -> Any:
     """Bytes as tokens, so that every text can be written and every character takes one to four tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate((*CONTROL, *alphabet))}
+    # Split into words, as real ones do: the library keeps ten thousand of what it has split, and words come back.
     built = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     built.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=built,
