@@ -27,6 +27,7 @@ class SqlStore:
         self.path = path
         self._engine = engine
         self._writing = threading.RLock()  # threads queue here rather than poll SQLite's lock
+        self._writer: Connection | None = None  # of the thread that holds it
         self._owned: set[int] = set()  # conversations owned through this object, where there is no file to lock
         self._owned_changed = threading.Condition()
 
@@ -83,16 +84,27 @@ class SqlStore:
     def write(self, *, durable: bool = True) -> Iterator[Connection]:
         """One transaction: committed as a whole at the end, or not at all. Never call a model inside.
 
+        Within a transaction of the same thread it joins that one: a reply that is collected as garbage stores itself
+        wherever the thread happens to be.
+
         Args:
             durable: False does not wait for the disk, for what can be made again: a power cut may undo it.
         """
-        with self._writing, sqlite.explain(self.path), self._engine.connect() as connection:
-            driver = connection.connection.driver_connection
-            assert driver is not None
-            driver.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            writer = connection.execution_options(write=True)
-            with writer.begin():
-                yield writer
+        with self._writing:
+            if self._writer is not None:
+                yield self._writer
+                return
+            with sqlite.explain(self.path), self._engine.connect() as connection:
+                driver = connection.connection.driver_connection
+                assert driver is not None
+                driver.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                writer = connection.execution_options(write=True)
+                with writer.begin():
+                    self._writer = writer
+                    try:
+                        yield writer
+                    finally:
+                        self._writer = None
 
     def purge(self) -> bool:
         """Wipes what deleted rows left in the files. Returns False where another process kept the WAL busy."""

@@ -32,13 +32,16 @@ PACKAGES = (
 
 @click.command()
 @click.option("--store", type=click.Path(path_type=Path), help="Store to check instead of the default one.")
+@click.option(
+    "--model", metavar="NAME", help="Tell whether this model can be streamed: alias, hub id, folder, GGUF file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(store: Path | None, as_json: bool) -> int:
+def command(store: Path | None, model: str | None, as_json: bool) -> int:
     """Tell versions, devices, and the health of models and store; exit 1 when something is wrong.
 
     Reads every byte of the installed models, which takes a few seconds.
     """
-    found = examine(store)
+    found = examine(store, model)
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
@@ -46,7 +49,7 @@ def command(store: Path | None, as_json: bool) -> int:
     return 1 if found["problems"] else 0
 
 
-def examine(store: Path | None = None) -> dict[str, Any]:
+def examine(store: Path | None = None, model: str | None = None) -> dict[str, Any]:
     """Returns everything doctor tells, ready for JSON; ``problems`` is empty when all is well."""
     problems: list[str] = []
     models = [_model(status, problems) for status in list_models()]
@@ -56,6 +59,7 @@ def examine(store: Path | None = None) -> dict[str, Any]:
         kernels = None
         problems.append(str(error))
     devices, threads = _devices()
+    streaming = None if model is None else _streaming(model, problems)
     return {
         "memstream": __version__,
         "python": platform.python_version(),
@@ -66,6 +70,7 @@ def examine(store: Path | None = None) -> dict[str, Any]:
         "kernels": kernels,
         "home": str(memstream_home()),
         "models": models,
+        "streaming": streaming,
         "store": _store(store or memstream_home() / "memstream.db", problems),
         "problems": problems,
     }
@@ -105,6 +110,30 @@ def _model(status: ModelStatus, problems: list[str]) -> dict[str, Any]:
     }
 
 
+def _streaming(name: str, problems: list[str]) -> dict[str, Any]:
+    """Whether a model can be streamed, from its configuration alone."""
+    from memstream.models import read_config
+    from memstream.streaming.model import check_supported, sliding_layers
+
+    found: dict[str, Any] = {"model": name, "type": None, "supported": False, "note": None}
+    try:
+        config = read_config(name)
+        found["type"] = config.model_type
+        check_supported(config)
+    except MemstreamError as error:
+        problems.append(str(error))
+        return found
+    sliding, width = sliding_layers(config)
+    if sliding == config.num_hidden_layers:
+        found["note"] = (
+            f"every layer sees only the last {width} positions: with a cache of more than {width} tokens the pinned "
+            "first tokens and the system text drop out of sight"
+        )
+    elif sliding:
+        found["note"] = f"{sliding} of {config.num_hidden_layers} layers see only the last {width} positions"
+    return {**found, "supported": True}
+
+
 def _store(path: Path, problems: list[str]) -> dict[str, Any]:
     """Checks the store when there is one."""
     if not path.exists():
@@ -138,6 +167,9 @@ def _print(found: dict[str, Any]) -> None:
         if model["converted"]:
             state += f", converted ({model['disk_bytes'] / 1e6:.0f} MB)"
         rows.append((f"{model['kind']} model" if model["kind"] == "chat" else "embedder", f"{model['alias']}: {state}"))
+    if (streaming := found["streaming"]) is not None and streaming["supported"]:
+        note = f"; {streaming['note']}" if streaming["note"] else ""
+        rows.append(("streaming", f"{streaming['model']} ({streaming['type']}) can be streamed{note}"))
     store = found["store"]
     rows.append(("store", f"{store['path']}: {store['health'] if store['exists'] else 'none yet'}"))
     for name, value in rows:

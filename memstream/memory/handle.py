@@ -203,12 +203,3 @@ class ConversationHandle:
             )
         path = None if file is None else self._store.snapshot_path(file)
         return path if path is not None and path.exists() else None
-
-    def drop_snapshot(self) -> None:
-        """Removes the snapshot, its file first."""
-        self._check_open()
-        path = self.snapshot_path
-        if path is not None:
-            path.unlink(missing_ok=True)
-            with self._store.write() as connection:
-                connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id == self.id))

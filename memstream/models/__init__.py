@@ -12,7 +12,7 @@ from memstream.models.listing import ModelStatus, check_model, list_models
 from memstream.models.wheels import find_embedder, pull
 
 if TYPE_CHECKING:
-    from memstream.models.load import LoadedModel, fingerprint_of, load_model, quiet_loading
+    from memstream.models.load import LoadedModel, fingerprint_of, load_model, quiet_loading, read_config
 
 __all__ = [
     "CATALOG",
@@ -27,11 +27,12 @@ __all__ = [
     "load_model",
     "pull",
     "quiet_loading",
+    "read_config",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("LoadedModel", "fingerprint_of", "load_model", "quiet_loading"):
+    if name in ("LoadedModel", "fingerprint_of", "load_model", "quiet_loading", "read_config"):
         from memstream.models import load
 
         return getattr(load, name)

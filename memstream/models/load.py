@@ -87,6 +87,30 @@ def load_model(
     )
 
 
+def read_config(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Reads the configuration of a causal language model; its weights are not loaded.
+
+    Args:
+        name: as for ``load_model``.
+        revision: branch, tag or commit of a hub id.
+        trust_remote_code: lets a checkpoint run its own Python code.
+
+    Raises:
+        ModelNotFoundError: no such model, or its hub cannot be reached.
+        UnsupportedModelError: transformers does not know its type.
+        ModelError: the code of the checkpoint is not trusted, or a conversion cannot be written.
+    """
+    folder = _local_folder(name)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    if folder is None:
+        options["revision"] = revision or "main"
+        if hub.cached_commit(name, options["revision"]) is None:
+            hub.require_network(name)
+            options["local_files_only"] = False
+    with quiet_loading():
+        return _read_config(name if folder is None else str(folder), options, name)
+
+
 def _local_folder(name: str) -> Path | None:
     """Returns the folder to read for an alias, a GGUF file or a folder; None when ``name`` can only be a hub id."""
     path = Path(name).expanduser()
@@ -181,10 +205,7 @@ def quiet_loading() -> Iterator[None]:
 def _read(origin: str, dtype: torch.dtype | str, options: dict[str, Any], name: str) -> tuple[Any, Any]:
     """Reads configuration, weights and tokenizer, and turns what goes wrong into our errors."""
     with quiet_loading():
-        try:
-            config = AutoConfig.from_pretrained(origin, **options)
-        except (OSError, ValueError, KeyError) as error:
-            raise _explain(error, name, "configuration") from error
+        config = _read_config(origin, options, name)
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 origin, config=config, dtype=dtype, output_loading_info=True, **options
@@ -205,6 +226,13 @@ def _read(origin: str, dtype: torch.dtype | str, options: dict[str, Any], name: 
         except (OSError, ValueError, KeyError) as error:
             raise _explain(error, name, "tokenizer") from error
     return model, tokenizer
+
+
+def _read_config(origin: str, options: dict[str, Any], name: str) -> Any:
+    try:
+        return AutoConfig.from_pretrained(origin, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise _explain(error, name, "configuration") from error
 
 
 def _explain(error: Exception, name: str, what: str, model_type: str = "unknown") -> ModelError:

@@ -66,6 +66,16 @@ def check_supported(config: Any) -> None:
         raise UnsupportedModelError(f"{kind} cannot be streamed: this model attends to tokens that follow")
 
 
+def sliding_layers(config: Any) -> tuple[int, int | None]:
+    """How many layers of a model slide, and how many positions each of them sees (None: no layer slides)."""
+    width = getattr(config, "sliding_window", None)
+    if width is None or getattr(config, "use_sliding_window", True) is False:
+        return 0, None
+    types = getattr(config, "layer_types", None)
+    sliding = types.count("sliding_attention") if types else config.num_hidden_layers
+    return sliding, int(width) if sliding else None
+
+
 class StreamingModel:
     """A model together with what streaming needs to know of it.
 

@@ -37,7 +37,7 @@ def require_tests(paths: Sequence[str], *, skip: bool) -> None:
         say("tests skipped, as asked")
         return
     say(f"testing first: {' '.join(paths)}")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", *paths]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow and not gpu", *paths]
     if subprocess.run(command, cwd=ROOT, stdout=sys.stderr.fileno(), check=False).returncode:
         raise SystemExit("the tests of this part fail, so it is not measured; mend them first, or give --skip-tests")
 

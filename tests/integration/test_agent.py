@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import sqlite3
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memstream import Agent, CacheConfig, GenerationConfig, RecallConfig
-from memstream.errors import BusyError, CapacityError, ConfigError, ConversationBusyError, InputError, StoreError
-from memstream.memory import Scope
+from memstream import Agent, GenerationConfig, RecallConfig
+from memstream.errors import CapacityError, InputError, StoreError
 from tests.integration import tiny
-
-CACHE = CacheConfig(cache_tokens=512, memory_tokens=192, evict_tokens=16, chunk_tokens=64)
-SHORT = GenerationConfig(max_new_tokens=6)
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
-    made: list[Agent] = []
-
-    def build(*, store: Any = tmp_path / "store.db", seed: int = 0, **settings: Any) -> Agent:
-        settings = {"cache": CACHE, "generation": SHORT, "embedder": tiny.WordEmbedder(), **settings}
-        agent = Agent(model=tiny.model(seed=seed), tokenizer=tiny.tokenizer(), store=store, **settings)
-        made.append(agent)
-        return agent
-
-    yield build
-    for agent in made:
-        agent.close()
-
-
-def stored(path: Path) -> list[tuple[str, str, str]]:
-    """Role, text and state of every turn, read without memstream."""
-    with sqlite3.connect(path) as connection:
-        return connection.execute("select role, text, state from turns order by id").fetchall()
 
 
 def row_of(agent: Agent) -> Any:
@@ -56,7 +27,10 @@ def test_a_turn_is_stored_and_reported(make: Any, tmp_path: Path) -> None:
     assert reply.usage.prompt_tokens == 1 + 5 + 11 + 1 + 1 + 1 + 10
     assert reply.timings.total_ms >= reply.timings.first_token_ms > 0
     assert reply.cache_bytes == agent.cache_bytes == 2 * 2 * 2 * 8 * 512 * 4
-    assert stored(tmp_path / "store.db") == [("user", "Hello there", "complete"), ("assistant", reply.text, "complete")]
+    assert tiny.stored(tmp_path / "store.db") == [
+        ("user", "Hello there", "complete"),
+        ("assistant", reply.text, "complete"),
+    ]
 
 
 def test_whole_exchanges_leave_and_come_back_as_notes(make: Any) -> None:
@@ -135,29 +109,13 @@ def test_a_killed_reply_is_cut_and_the_conversation_goes_on(make: Any, tmp_path:
     stream.close()
     assert chat.last is not None
     assert chat.last.finish_reason == "cancelled"
-    role, text, state = stored(tmp_path / "store.db")[-1]
+    role, text, state = tiny.stored(tmp_path / "store.db")[-1]
     assert (role, state) == ("assistant", "cut")
     assert text.startswith(begun)
     window = agent._template.tokenizer.decode(list(row_of(agent).window_ids))
     assert window.endswith(text + "<|im_end|>\n")
     assert chat.chat("go on").finish_reason == "length"
     chat.close()
-
-
-def test_cancel_and_timeout(make: Any) -> None:
-    agent = make(generation=GenerationConfig(max_new_tokens=400))
-    with agent.session() as chat:
-        pieces = []
-        for piece in chat.stream("count"):
-            pieces.append(piece)
-            chat.cancel()
-        assert chat.last is not None
-        assert chat.last.finish_reason == "cancelled"
-        assert len(pieces) <= 2
-        late = chat.chat("count", generation=GenerationConfig(max_new_tokens=400, timeout_s=0.0))
-        assert late.finish_reason == "timeout"
-        assert late.text == ""
-        assert chat.chat("count", generation=SHORT).finish_reason == "length"
 
 
 def test_a_failure_in_the_middle_leaves_store_and_cache_consistent(
@@ -170,7 +128,7 @@ def test_a_failure_in_the_middle_leaves_store_and_cache_consistent(
     with pytest.raises(MemoryError):
         chat.chat("second")
     monkeypatch.undo()
-    assert [row[0] for row in stored(tmp_path / "store.db")] == ["user", "assistant", "user", "assistant"]
+    assert [row[0] for row in tiny.stored(tmp_path / "store.db")] == ["user", "assistant", "user", "assistant"]
     reply = chat.chat("third")
     window = agent._template.tokenizer.decode(list(row_of(agent).window_ids))
     assert all(word in window for word in ("first", "second", "third"))
@@ -192,10 +150,10 @@ def test_bad_input_leaves_everything_as_it_was(make: Any, tmp_path: Path, text: 
     agent = make()
     with agent.session() as chat:
         chat.chat("hello")
-        before = stored(tmp_path / "store.db"), list(row_of(agent).window_ids)
+        before = tiny.stored(tmp_path / "store.db"), list(row_of(agent).window_ids)
         with pytest.raises(error, match=words):
             chat.chat(text)
-        assert (stored(tmp_path / "store.db"), list(row_of(agent).window_ids)) == before
+        assert (tiny.stored(tmp_path / "store.db"), list(row_of(agent).window_ids)) == before
         assert chat.chat("still here").finish_reason == "length"
 
 
@@ -210,7 +168,7 @@ def test_any_text_is_only_text(make: Any, tmp_path: Path, text: str) -> None:
         ids = list(row_of(agent).sink_ids) + list(row_of(agent).window_ids)
         # One exchange: two turns begin, two end; whatever the text says, no more control tokens than that.
         assert (ids.count(1), ids.count(2)) == (2, 2)
-        kept = stored(tmp_path / "store.db")[0][1]
+        kept = tiny.stored(tmp_path / "store.db")[0][1]
         assert kept == text.replace("\x00", "\ufffd")
         agent.memory.flush()
         assert any(found.text == kept for found in chat.search(kept))
@@ -253,82 +211,6 @@ def test_forget_reaches_the_open_cache(make: Any, tmp_path: Path) -> None:
     assert not [file for file in files if b"xylophone" in file.read_bytes()]
 
 
-def test_two_conversations_on_one_row_equal_the_same_apart(make: Any, tmp_path: Path) -> None:
-    off = RecallConfig(enabled=False)
-    together = make(recall=off)
-    apart = [make(store=tmp_path / f"{i}.db", recall=off) for i in range(2)]
-    for turn in range(5):
-        for i in range(2):
-            text = f"conversation {i} turn {turn}"
-            assert together.chat(text, session=str(i)).text == apart[i].chat(text, session=str(i)).text
-
-
-def test_a_second_stream_in_one_thread_is_an_error_and_in_another_waits(make: Any) -> None:
-    agent = make(generation=GenerationConfig(max_new_tokens=40))
-    one, two = agent.session(name="1"), agent.session(name="2")
-    stream = one.stream("hello")
-    next(stream)
-    with pytest.raises(BusyError, match="still being streamed"):
-        two.chat("hello")
-    answers: list[str] = []
-    thread = threading.Thread(target=lambda: answers.append(two.chat("hello").text))
-    thread.start()
-    rest = list(stream)
-    thread.join(timeout=30)
-    assert len(answers) == 1
-    assert rest
-    one.close()
-    two.close()
-
-
-def test_threads_on_one_conversation_queue(make: Any, tmp_path: Path) -> None:
-    agent = make()
-    chat = agent.session()
-    threads = [threading.Thread(target=chat.chat, args=(f"from thread {i}",)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    chat.close()
-    turns = stored(tmp_path / "store.db")
-    assert [role for role, _, _ in turns] == ["user", "assistant"] * 6
-    assert sorted(text for role, text, _ in turns if role == "user") == [f"from thread {i}" for i in range(6)]
-
-
-def test_asyncio(make: Any, tmp_path: Path) -> None:
-    agent = make()
-
-    async def talk() -> tuple[str, str]:
-        pieces = [piece async for piece in agent.astream("hello", session="a")]
-        reply, _ = await asyncio.gather(agent.achat("hello", session="b"), agent.achat("more", session="a"))
-        return "".join(pieces), reply.text
-
-    streamed, text = asyncio.run(talk())
-    assert streamed == text
-
-    async def give_up() -> None:
-        long = agent.session(name="c")
-        task = asyncio.create_task(long.achat("hello", generation=GenerationConfig(max_new_tokens=3000)))
-        await asyncio.sleep(0.3)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(give_up())
-    assert stored(tmp_path / "store.db")[-1][2] == "cut"
-
-
-def test_the_conversation_has_one_owner(make: Any) -> None:
-    agent, other = make(), make()
-    with agent.session(user="a", name="x"):
-        with pytest.raises(ConversationBusyError):
-            other.session(user="a", name="x")
-        with other.session(user="a", name="y"):
-            pass
-    with other.session(user="a", name="x"):
-        pass
-
-
 def test_a_system_turn_larger_than_the_cache_is_refused_at_once(make: Any) -> None:
     with pytest.raises(CapacityError, match="system turn takes 2"):
         make(system="word " * 400)
@@ -345,7 +227,7 @@ def test_a_store_that_cannot_be_written_changes_nothing(
     chat = agent.session()
     chat.chat("hello")
     before = list(row_of(agent).window_ids)
-    stored_before = stored(tmp_path / "store.db")
+    stored_before = tiny.stored(tmp_path / "store.db")
 
     def full(*_: Any) -> int:
         raise StoreError("database or disk is full")
@@ -354,7 +236,7 @@ def test_a_store_that_cannot_be_written_changes_nothing(
     with pytest.raises(StoreError, match="full"):
         chat.chat("second")
     monkeypatch.undo()
-    assert stored(tmp_path / "store.db") == stored_before
+    assert tiny.stored(tmp_path / "store.db") == stored_before
     assert chat.chat("third").finish_reason == "length"
     decode = agent._template.tokenizer.decode
     assert decode(list(row_of(agent).window_ids)).startswith(decode(before))
@@ -386,7 +268,7 @@ def test_exchanges_from_elsewhere_are_taken_in(make: Any, tmp_path: Path) -> Non
         # A token a byte: control, user and newline, question 19, control, newline; the same for the answer.
         assert added.n_tokens == 1 + 5 + 11 + 1 + 1 + 1 + 10 + 9 + 1 + 1
         assert added.evicted
-        assert [row[1] for row in stored(tmp_path / "store.db")][:4] == [
+        assert [row[1] for row in tiny.stored(tmp_path / "store.db")][:4] == [
             "question 0",
             "answer 0",
             "question 1",
@@ -421,19 +303,6 @@ def test_the_best_note_comes_last_and_twice_where_there_is_room(make: Any) -> No
     assert {note.removesuffix("<|im_end|>") for note in notes} == {f"- {note.text}" for note in reply.recalled}
 
 
-def test_closed_things_say_so(make: Any) -> None:
-    agent = make()
-    chat = agent.session()
-    chat.close()
-    chat.close()
-    with pytest.raises(BusyError, match="closed"):
-        chat.chat("hello")
-    agent.close()
-    agent.close()
-    with pytest.raises(BusyError, match="closed"):
-        agent.chat("hello")
-
-
 def test_logits_processors_see_window_and_reply(make: Any) -> None:
     seen: list[list[int]] = []
 
@@ -446,30 +315,3 @@ def test_logits_processors_see_window_and_reply(make: Any) -> None:
     assert len(seen) == 6
     assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(seen))
     assert len(seen[-1]) == len(seen[0]) + 5
-
-
-def test_settings_from_toml(tmp_path: Path) -> None:
-    path = tmp_path / "agent.toml"
-    path.write_text(
-        'system = "Be kind."\n[cache]\ncache_tokens = 640\nmemory_tokens = 128\n[generation]\nmax_new_tokens = 5\n'
-    )
-    given = {"model": tiny.model(), "tokenizer": tiny.tokenizer(), "store": "memory", "embedder": tiny.WordEmbedder()}
-    with Agent.from_toml(path, **given) as agent:
-        assert (agent.cache.total, agent.cache.memory_tokens, agent.system) == (640, 128, "Be kind.")
-        assert agent.chat("hello").usage.reply_tokens == 5
-    path.write_text("cach = 1\n")
-    with pytest.raises(ConfigError, match="unknown key 'cach'"):
-        Agent.from_toml(path)
-    path.write_text("[cache]\nwindow = 1\n")
-    with pytest.raises(ConfigError, match="unknown key 'window'"):
-        Agent.from_toml(path)
-
-
-def test_a_store_in_memory_keeps_nothing(make: Any, tmp_path: Path) -> None:
-    agent = make(store="memory")
-    agent.chat("hello", session="a")
-    agent.chat("hello", session="b")
-    assert agent.chat("more", session="a").finish_reason == "length"
-    assert [info.scope for info in agent.conversations()] == [Scope("default", None, "a"), Scope("default", None, "b")]
-    agent.close()
-    assert list(tmp_path.iterdir()) == []

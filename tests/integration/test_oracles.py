@@ -98,7 +98,7 @@ def test_real_gemma_equals_stock_beyond_its_sliding_window() -> None:
     pull("gemma3-270m")
     loaded = load_model("gemma3-270m", device="cpu")
     assert loaded.model.config.sliding_window == 512
-    ids = loaded.tokenizer("The whale is the largest animal that has ever lived. It breathes air, and it sings. " * 32)
+    ids = loaded.tokenizer("The whale is the largest animal that has ever lived. It breathes air, and it sings. " * 48)
     ids = ids["input_ids"][:700]
     engine = engine_for(loaded.model, cache_tokens=1024, chunk_tokens=90)
     row = engine.admit()

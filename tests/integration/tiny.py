@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from memstream import CacheConfig, GenerationConfig
+
+CACHE = CacheConfig(cache_tokens=512, memory_tokens=192, evict_tokens=16, chunk_tokens=64)
+SHORT = GenerationConfig(max_new_tokens=6)
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -76,3 +83,9 @@ class WordEmbedder:
                 out[i, digest[1] % self.dimension] += 0.5
         norms = np.linalg.norm(out, axis=1, keepdims=True)
         return out / norms
+
+
+def stored(path: Path) -> list[tuple[str, str, str]]:
+    """Role, text and state of every turn of a store, read without memstream."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("select role, text, state from turns order by id").fetchall()

@@ -7,6 +7,8 @@ import random
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,6 +35,26 @@ SCOPE = Scope("n", "u", "c")
 def plain_sql(memory: object, statement: str) -> list[tuple[object, ...]]:
     with memory.store.read() as connection:  # type: ignore[attr-defined]
         return [tuple(row) for row in connection.exec_driver_sql(statement)]
+
+
+def test_a_reply_collected_inside_a_write_is_stored_at_once(tmp_path: Path, make_memory: MakeMemory) -> None:
+    memory = make_memory(tmp_path / "a.db")
+    with memory.open_conversation(SCOPE) as handle:
+        turn = handle.begin_turn("assistant", "", 0)
+
+        def reply() -> Iterator[None]:
+            try:
+                yield
+            finally:
+                handle.finish_turn(turn, "cut off", 2, "cut")
+
+        running = reply()
+        next(running)
+        began = time.monotonic()
+        with memory.store.write():
+            del running  # what the garbage collector does, wherever the thread is
+        assert time.monotonic() - began < 5  # SQLite would wait 15 s for the thread's own lock
+        assert plain_sql(memory, "SELECT text, state FROM turns") == [("cut off", "cut")]
 
 
 def test_turns_are_committed_before_and_after_the_reply(tmp_path: Path, make_memory: MakeMemory) -> None:

@@ -94,3 +94,32 @@ def test_a_healthy_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     status, found = doctor(capsys, "--store", str(tmp_path / "own.db"))
     assert (status, found["problems"]) == (0, [])
     assert found["store"] == {"path": str(tmp_path / "own.db"), "exists": True, "health": "good"}
+
+
+@pytest.mark.usefixtures("models_are_good")
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        (transformers.LlamaConfig(), None),
+        (transformers.MistralConfig(sliding_window=300), "every layer sees only the last 300 positions"),
+        (transformers.MistralConfig(sliding_window=None), None),
+        (transformers.Gemma3TextConfig(num_hidden_layers=6), "5 of 6 layers see only the last 4096 positions"),
+    ],
+)
+def test_a_model_that_can_be_streamed(
+    config: transformers.PreTrainedConfig, note: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    status, found = doctor(capsys, "--model", str(tmp_path))
+    streaming = found["streaming"]
+    assert isinstance(streaming, dict)
+    assert (status, streaming["type"], streaming["supported"]) == (0, config.model_type, True)
+    assert streaming["note"] is None if note is None else streaming["note"].startswith(note)
+
+
+@pytest.mark.usefixtures("models_are_good")
+def test_a_model_that_cannot_be_streamed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    transformers.GPT2Config().save_pretrained(tmp_path)
+    status, found = doctor(capsys, "--model", str(tmp_path))
+    assert status == 1
+    assert "gpt2 cannot be streamed: it adds a learned position" in str(found["problems"])
