@@ -8,11 +8,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, cast, get_args
 
-from memstream.errors import ConfigError, KernelUnavailableError
+from memstream.errors import ConfigError
 
 MemoryPosition = Literal["before_turn", "after_sinks"]
+KernelChoice = Literal["auto", "torch", "triton"]
+KvDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 LogFormat = Literal["auto", "raw", "bgl"]
 ScoreMode = Literal["novel", "all"]
 
@@ -22,19 +24,22 @@ def memstream_home() -> Path:
     return Path(os.environ.get("MEMSTREAM_HOME") or "~/.cache/memstream").expanduser()
 
 
-def kernel_path() -> Literal["torch"]:
-    """Which implementation of the kernels runs, from ``$MEMSTREAM_KERNELS``: ``auto`` (the default) or ``torch``.
+def kernel_choice() -> KernelChoice:
+    """Which implementation of the kernels is asked for by ``$MEMSTREAM_KERNELS``: ``auto`` (the default), ``torch``
+    or ``triton``.
 
     Raises:
-        KernelUnavailableError: ``triton`` was asked for, which this version does not have.
         ConfigError: another value.
     """
     asked = os.environ.get("MEMSTREAM_KERNELS") or "auto"
-    if asked == "triton":
-        raise KernelUnavailableError("MEMSTREAM_KERNELS is 'triton', but this version has torch kernels only; unset it")
-    if asked not in ("auto", "torch"):
-        raise ConfigError(f"MEMSTREAM_KERNELS is {asked!r}; allowed: 'auto', 'torch'")
-    return "torch"
+    if asked not in get_args(KernelChoice):
+        raise ConfigError(f"MEMSTREAM_KERNELS is {asked!r}; allowed: {_listed(KernelChoice)}")
+    return cast(KernelChoice, asked)
+
+
+def _listed(choice: Any) -> str:
+    """The allowed values of a Literal, for a message."""
+    return ", ".join(repr(value) for value in get_args(choice))
 
 
 def _check(owner: object, field: str, low: float, high: float | None = None) -> None:
@@ -45,6 +50,13 @@ def _check(owner: object, field: str, low: float, high: float | None = None) -> 
         raise ConfigError(f"{type(owner).__name__}.{field} is {value!r}; it must be a number {allowed}")
     if value < low or (high is not None and value > high):
         raise ConfigError(f"{type(owner).__name__}.{field} is {value}; allowed is {allowed}")
+
+
+def _check_choice(owner: object, field: str, choice: Any) -> None:
+    """Raises ConfigError unless ``owner.field`` is one of a Literal's values."""
+    value = getattr(owner, field)
+    if value not in get_args(choice):
+        raise ConfigError(f"{type(owner).__name__}.{field} is {value!r}; allowed: {_listed(choice)}")
 
 
 class _Settings:
@@ -80,6 +92,8 @@ class CacheConfig(_Settings):
         max_pinned_tokens: the longest system turn that may be pinned; None: half of ``cache_tokens``.
         memory_position: where recalled text seems to be to a query: right before the current turn,
             or right after the sinks.
+        kv_dtype: type of the stored keys and values; ``auto``: the model's. ``int8`` keeps one 16-bit scale per token
+            and head, so it takes little more than half of a 16-bit cache.
     """
 
     sink_tokens: int = 4
@@ -90,6 +104,7 @@ class CacheConfig(_Settings):
     chunk_tokens: int = 128
     max_pinned_tokens: int | None = None
     memory_position: MemoryPosition = "before_turn"
+    kv_dtype: KvDtype = "auto"
 
     def __post_init__(self) -> None:
         _check(self, "sink_tokens", 0)
@@ -119,10 +134,8 @@ class CacheConfig(_Settings):
         if self.max_pinned_tokens is None:
             object.__setattr__(self, "max_pinned_tokens", max(self.sink_tokens, self.total // 2))
         _check(self, "max_pinned_tokens", self.sink_tokens)
-        if self.memory_position not in ("before_turn", "after_sinks"):
-            raise ConfigError(
-                f"CacheConfig.memory_position is {self.memory_position!r}; allowed: 'before_turn', 'after_sinks'"
-            )
+        _check_choice(self, "memory_position", MemoryPosition)
+        _check_choice(self, "kv_dtype", KvDtype)
 
     @property
     def window(self) -> int:
@@ -251,10 +264,8 @@ class ReplayConfig(_Settings):
     max_templates: int = 10_000
 
     def __post_init__(self) -> None:
-        for field, allowed in (("format", get_args(LogFormat)), ("score", get_args(ScoreMode))):
-            if getattr(self, field) not in allowed:
-                names = ", ".join(repr(name) for name in allowed)
-                raise ConfigError(f"ReplayConfig.{field} is {getattr(self, field)!r}; allowed: {names}")
+        _check_choice(self, "format", LogFormat)
+        _check_choice(self, "score", ScoreMode)
         for field in ("burn_in_lines", "sinks"):
             _check(self, field, 0)
         for field in ("incident_lines", "piece_lines", "max_line_tokens", "max_templates"):

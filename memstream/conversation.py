@@ -83,7 +83,7 @@ class Conversation:
         self._parked: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # state of a store that keeps no files
         told = hashlib.sha256(repr((self._opening, template.user_prefix, template.user_suffix)).encode()).hexdigest()
         model = f"{engine.model.fingerprint}:{told[:16]}"
-        self._fingerprint = snapshot.fingerprint(model, engine.config, engine.model.dtype)
+        self._fingerprint = snapshot.fingerprint(model, engine.config, engine.cache.dtype)
 
     @property
     def resident(self) -> Row:

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from memstream.config import CacheConfig
 from memstream.errors import BusyError, CapacityError
-from memstream.kernels.token_nll import token_nll
+from memstream.streaming.decode import Decode
 from memstream.streaming.layout import Layout, Piece
 from memstream.streaming.model import StreamingModel
 from memstream.streaming.row import Row
+
+
+Compute = Callable[[Sequence[Row], Sequence[Piece], Sequence[Sequence[int]]], Tensor]
 
 
 class Engine:
@@ -37,6 +40,7 @@ class Engine:
         self.config = cache
         self.limit = model.position_limit(cache)
         self.cache = model.new_cache(cache, rows=rows)
+        self._decoders: dict[int, Decode] = {}  # by how many rows they decode at once
         self._free = list(range(rows))
         self._lock = threading.RLock()
 
@@ -98,8 +102,7 @@ class Engine:
         with self._lock:
             for row in rows:
                 row.make_room()
-            hidden = self._forward(rows, [[token] for token in tokens])
-            logits = self.model.head(hidden[:, -1]).float()
+            logits = self._forward(rows, [[token] for token in tokens], self._decode)
         for row, last in zip(rows, logits, strict=True):
             row.logits = last
 
@@ -146,7 +149,7 @@ class Engine:
                 scores.append(torch.full((1,), torch.nan, device=hidden.device))
             else:
                 scores.append(torch.log_softmax(row.logits, dim=-1)[ids[:1]])
-            scores.append(-token_nll(hidden[:-1], ids[1:], self.model.head))
+            scores.append(-self.model.token_nll(hidden[:-1], ids[1:]))
             row.logits = self.model.head(hidden[-1]).float()
         return torch.cat(scores) if scores else torch.empty(0)
 
@@ -173,7 +176,7 @@ class Engine:
         while done < len(tokens):
             n = min(self.config.chunk_tokens, len(tokens) - done)
             with self._lock:
-                self._compute([row], [layout.memory_piece(done, n)], [tokens[done : done + n]])
+                self._prefill([row], [layout.memory_piece(done, n)], [tokens[done : done + n]])
             done += n
         layout.memory, row.memory_ids = len(tokens), list(tokens)
         return done
@@ -186,12 +189,12 @@ class Engine:
                 row.make_room()
                 n = min(row.layout.room(), self.config.chunk_tokens, len(tokens) - done)
                 piece = tokens[done : done + n]
-                hidden = self._forward([row], [piece])[0]
+                hidden = self._forward([row], [piece], self._prefill)[0]
             yield piece, hidden
             done += n
 
-    def _forward(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Appends a piece of equal length to each row, which has room for it, and computes it. Returns [B, n, E]."""
+    def _forward(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], compute: Compute) -> Tensor:
+        """Appends a piece of equal length to each row, which has room for it, and computes it."""
         pieces = []
         for row, ids in zip(rows, tokens, strict=True):
             back, arcs = row.layout.rebase(self.limit, len(ids))
@@ -199,18 +202,25 @@ class Engine:
                 self.model.rebase(self.cache, row.index, arcs, back)
             pieces.append(row.layout.append(len(ids)))
         try:
-            hidden = self._compute(rows, pieces, tokens)
+            computed = compute(rows, pieces, tokens)
         except BaseException:
             for row, piece in zip(rows, pieces, strict=True):
                 row.layout.retract(piece.n)
             raise
         for row, piece, ids in zip(rows, pieces, tokens, strict=True):
             row.note(ids, piece.position)
-        return hidden
+        return computed
 
-    def _compute(self, rows: Sequence[Row], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
-        ids = torch.tensor([list(t) for t in tokens], device=self.model.device)
-        return self.model.forward(self.cache, [row.index for row in rows], pieces, ids)
+    def _prefill(self, rows: Sequence[Row], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Hidden states [B, n, E] of a piece in each row."""
+        return self.model.forward(self.cache, [row.index for row in rows], pieces, tokens)
+
+    def _decode(self, rows: Sequence[Row], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Logits [B, V] float32 after one token in each row."""
+        if len(rows) not in self._decoders:
+            self._decoders[len(rows)] = Decode(self.model, self.cache, rows=len(rows))
+        decode = self._decoders[len(rows)]
+        return decode([row.index for row in rows], pieces, [token for (token,) in tokens])
 
 
 class TurnQueue:

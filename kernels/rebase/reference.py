@@ -1,49 +1,48 @@
 """Torch reference of ``rotate`` and ``rebase``; also the CPU path."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 from torch import Tensor
 
+from memstream.kernels.ring_write.reference import dequantise, quantise
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Turns vectors by one rotary angle per frequency.
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, partner: Tensor) -> Tensor:
+    """Turns vectors by one rotary angle per pair of components: ``x[d] cos[d] + x[partner[d]] sin[d]``.
+
+    Whole, partial and interleaved rotary embeddings differ only in these three tables.
 
     Args:
-        x: [..., D]; only the first R of the D components turn (partial rotary).
-        cos: [R / 2] float32.
-        sin: [R / 2] float32.
-        interleaved: components (0, 1), (2, 3), ... form pairs; otherwise (0, R/2), (1, R/2 + 1), ...
+        x: [..., D].
+        cos: [D] float32; 1 where nothing turns.
+        sin: [D] float32, negative for the first of a pair; 0 where nothing turns.
+        partner: [D], the other component of the pair, or the component itself.
 
     Returns:
         A new tensor, [..., D] of x's type; the turning itself is done in float32.
     """
-    half = cos.shape[-1]
-    out = x.clone()
-    turned = x[..., : 2 * half].float()
-    if interleaved:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        out[..., 0 : 2 * half : 2] = a * cos - b * sin
-        out[..., 1 : 2 * half : 2] = b * cos + a * sin
-    else:
-        a, b = turned[..., :half], turned[..., half:]
-        out[..., :half] = a * cos - b * sin
-        out[..., half : 2 * half] = b * cos + a * sin
-    return out
+    wide = x.float()
+    return (wide * cos + wide[..., partner] * sin).to(x.dtype)
 
 
 def rebase(
-    keys: Tensor, row: int, arcs: Iterable[tuple[int, int]], cos: Tensor, sin: Tensor, *, interleaved: bool = False
+    keys: Tensor,
+    scales: Tensor | None,
+    row: int,
+    arcs: Iterable[tuple[int, int]],
+    cos: Tensor,
+    sin: Tensor,
+    partner: Tensor,
 ) -> None:
-    """Turns stored keys in place, all by the same angle per frequency.
-
-    Args:
-        keys: [R, K, C, D], one layer's keys.
-        row: which of the R rows.
-        arcs: runs of slots (slot, length) to turn.
-        cos: [rotary / 2] float32.
-        sin: [rotary / 2] float32.
-        interleaved: see ``rotate``.
-    """
+    """See ``memstream.kernels.rebase``."""
     for slot, length in arcs:
         run = keys[row, :, slot : slot + length]
-        run.copy_(rotate(run, cos, sin, interleaved=interleaved))
+        if scales is None:
+            run.copy_(rotate(run, cos, sin, partner))
+        else:
+            run_scales = scales[row, :, slot : slot + length]
+            turned, turned_scales = quantise(rotate(dequantise(run, run_scales), cos, sin, partner))
+            run.copy_(turned)
+            run_scales.copy_(turned_scales)

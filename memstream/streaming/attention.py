@@ -7,8 +7,6 @@ and no mask is passed: what a token may see follows from positions alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,23 +14,10 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from memstream.kernels.ring_write import ring_write
-from memstream.kernels.segment_attention import segment_attention
-from memstream.streaming.cache import Cache
-from memstream.streaming.frames import Rope, Turns
-from memstream.streaming.layout import Piece
+from memstream.kernels.segment_attention import segment_attention, work_floats
+from memstream.streaming.step import Step
 
 NAME = "memstream"  # no mask function goes by this name, so transformers builds no mask and reads nothing on the host
-
-
-@dataclass(slots=True)
-class Step:
-    """One forward: a piece of n new tokens in each of B rows, handed through the model's keyword arguments."""
-
-    cache: Cache
-    rows: Sequence[int]
-    pieces: Sequence[Piece]
-    ropes: Sequence[Rope | None]
-    turns: Turns = field(default_factory=Turns)
 
 
 def attend(
@@ -69,26 +54,30 @@ def attend(
     assert memstream_step is not None, "this model streams: call it through memstream.streaming.StreamingModel"
     assert attention_mask is None
     step, layer = memstream_step, int(module.layer_idx)  # type: ignore[arg-type]
-    keys, values, rope = step.cache.keys[layer], step.cache.values[layer], step.ropes[layer]
-    outputs = []
-    for i, (row, piece) in enumerate(zip(step.rows, step.pieces, strict=True)):
-        ring_write(keys, values, row, piece.writes, key[i], value[i])
-        outputs.append(
-            segment_attention(
-                query[i],
-                keys[row],
-                values[row],
-                piece.parts,
-                position=piece.position,
-                turned=lambda q, shift: step.turns(q, rope, shift),
-                scaling=scaling if scaling is not None else query.shape[-1] ** -0.5,
-                width=sliding_window,
-                softcap=softcap,
-                sink_logits=s_aux,
-            )
-        )
-    out = torch.stack(outputs) if len(outputs) > 1 else outputs[0][None]
-    return out.transpose(1, 2).contiguous(), None
+    keys, values = step.cache.keys[layer], step.cache.values[layer]
+    scales = {"key_scales": step.cache.key_scales[layer], "value_scales": step.cache.value_scales[layer]}
+    cos, sin, partner = step.turns(step.ropes[layer])
+    batch, heads, n, dim = query.shape
+    ring_write(keys, values, key, value, rows=step.rows, slots=step.slots, **scales)
+    attended = segment_attention(
+        query,
+        keys,
+        values,
+        rows=step.rows,
+        positions=step.positions,
+        parts=step.parts,
+        cos=cos,
+        sin=sin,
+        partner=partner,
+        scaling=scaling if scaling is not None else dim**-0.5,
+        width=sliding_window,
+        softcap=softcap,
+        sink_logits=s_aux,
+        out=step.buffer("attended", (batch, n, heads, dim), query.dtype),
+        work=step.buffer("work", (work_floats(query, keys),), torch.float32),
+        **scales,
+    )
+    return attended, None
 
 
 AttentionInterface.register(NAME, attend)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 class Cache:
     """Keys and values of all rows and layers.
 
-    Bytes = 2 · L · K · D · C · itemsize · R, allocated here and never again.
+    Bytes = 2 · L · K · C · R · (D · itemsize, and 2 for a scale where the type is int8), allocated here and never again.
 
     Args:
         shapes: (K, D) of each layer: kv heads and head dimension.
@@ -19,6 +19,12 @@ class Cache:
         cache_tokens: slots per row, C.
         dtype: of keys and values.
         device: where they live.
+
+    Attributes:
+        keys: of each layer, [R, K, C, D].
+        values: of each layer, [R, K, C, D].
+        key_scales: of each layer, [R, K, C] float16 where the type is int8, else None.
+        value_scales: likewise.
     """
 
     def __init__(
@@ -30,35 +36,46 @@ class Cache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.dtype = dtype
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.key_scales: list[Tensor | None] = []
+        self.value_scales: list[Tensor | None] = []
         for kv_heads, dim in shapes:
-            for side in (self.keys, self.values):
-                side.append(torch.zeros(rows, kv_heads, cache_tokens, dim, dtype=dtype, device=device))
+            for side, scales in ((self.keys, self.key_scales), (self.values, self.value_scales)):
+                slots = (rows, kv_heads, cache_tokens)
+                side.append(torch.zeros(*slots, dim, dtype=dtype, device=device))
+                scales.append(torch.zeros(slots, dtype=torch.float16, device=device) if dtype == torch.int8 else None)
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything that is stored, each with rows, kv heads and slots as its first dimensions."""
+        for name in ("keys", "values", "key_scales", "value_scales"):
+            for layer, tensor in enumerate(getattr(self, name)):
+                if tensor is not None:
+                    yield f"{name}.{layer}", tensor
 
     @property
     def bytes(self) -> int:
-        """Bytes of keys and values, all rows."""
-        return sum(t.untyped_storage().nbytes() for t in (*self.keys, *self.values))
+        """Bytes of everything that is stored, all rows."""
+        return sum(t.untyped_storage().nbytes() for _, t in self._tensors())
 
     def poison(self, row: int, slot: int, length: int) -> None:
-        """Fills freed slots with NaN, so that a test sees any read of them."""
-        for side in (*self.keys, *self.values):
-            side[row, :, slot : slot + length] = torch.nan
+        """Fills freed slots with NaN, so that a test sees any read of them; int8 ones through their scales."""
+        for _, t in self._tensors():
+            if t.dtype != torch.int8:
+                t[row, :, slot : slot + length] = torch.nan
 
     def read(self, row: int, slots: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
         """Copies the tokens in runs of slots (slot, length): ``keys.0`` ... [K, n, D]."""
         return {
-            f"{name}.{layer}": torch.cat([t[row, :, slot : slot + length] for slot, length in slots], dim=1)
-            for name, side in (("keys", self.keys), ("values", self.values))
-            for layer, t in enumerate(side)
+            name: torch.cat([t[row, :, slot : slot + length] for slot, length in slots], dim=1)
+            for name, t in self._tensors()
         }
 
     def write(self, row: int, slots: Sequence[tuple[int, int]], tokens: dict[str, Tensor]) -> None:
         """Puts back what ``read`` returned."""
-        for name, side in (("keys", self.keys), ("values", self.values)):
-            for layer, t in enumerate(side):
-                done = 0
-                for slot, length in slots:
-                    t[row, :, slot : slot + length] = tokens[f"{name}.{layer}"][:, done : done + length]
-                    done += length
+        for name, t in self._tensors():
+            done = 0
+            for slot, length in slots:
+                t[row, :, slot : slot + length] = tokens[name][:, done : done + length]
+                done += length

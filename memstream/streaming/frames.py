@@ -9,39 +9,46 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memstream.kernels.rebase import rotate
-
 
 class Rope:
-    """One rotary embedding of a model, as turns by whole positions.
+    """One rotary embedding of a model, as turns by whole positions, written out for all D components.
 
     Args:
-        inv_freq: [R / 2] the model's frequencies, radians per position.
-        interleaved: whether neighbouring components form pairs (see ``rotate``).
+        inv_freq: [R / 2] the model's frequencies, radians per position; empty for a layer without rotary embedding.
+        dim: D, the head dimension; the first R components turn.
+        interleaved: whether neighbouring components form pairs; otherwise d and d + R/2 do.
+
+    Attributes:
+        frequencies: [D] float64, 0 where nothing turns.
+        sign: [D] float32, -1 for the first of a pair, 1 for the second.
+        partner: [D] int64, the other component of each pair.
+        turning: False where nothing turns at all.
     """
 
-    def __init__(self, inv_freq: Tensor, *, interleaved: bool = False) -> None:
-        self.inv_freq = inv_freq.detach().to(torch.float64)
-        self.interleaved = interleaved
+    def __init__(self, inv_freq: Tensor, dim: int, *, interleaved: bool = False) -> None:
+        half, device = inv_freq.shape[0], inv_freq.device
+        at = torch.arange(half, device=device)
+        first, second = (2 * at, 2 * at + 1) if interleaved else (at, at + half)
+        self.turning = half > 0
+        self.frequencies = torch.zeros(dim, dtype=torch.float64, device=device)
+        self.sign = torch.zeros(dim, device=device)
+        self.partner = torch.arange(dim, device=device)
+        for one, other, sign in ((first, second, -1.0), (second, first, 1.0)):
+            self.frequencies[one] = inv_freq.detach().double()
+            self.sign[one] = sign
+            self.partner[one] = other
 
-    def angles(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of a turn by ``positions`` (negative: back), each [R / 2] float32."""
-        angle = self.inv_freq * positions
-        return angle.cos().float(), angle.sin().float()
+    def turns(self, positions: Tensor, angle: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Writes the turns by whole ``positions`` [..., 1] (negative: back) into ``cos`` and ``sin``, [..., D] float32.
 
+        ``angle`` [..., D] float64 is overwritten. See ``memstream.kernels.rebase.rotate`` for what the tables mean.
+        """
+        torch.mul(self.frequencies, positions, out=angle)
+        torch.cos(angle, out=cos)
+        torch.sin(angle, out=sin).mul_(self.sign)
 
-class Turns:
-    """Turns of one forward, each computed once for all layers that share a rotary embedding."""
-
-    def __init__(self) -> None:
-        self._angles: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-
-    def __call__(self, x: Tensor, rope: Rope | None, positions: int) -> Tensor:
-        """Rotates x [..., D] by ``positions``; a layer without rotary embedding (None) leaves it as it is."""
-        if rope is None:
-            return x
-        key = id(rope), positions
-        if key not in self._angles:
-            self._angles[key] = rope.angles(positions)
-        cos, sin = self._angles[key]
-        return rotate(x, cos, sin, interleaved=rope.interleaved)
+    def turn(self, positions: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The turn by some positions as what ``rotate`` takes: cos [D], sin [D], partner [D]."""
+        cos, sin = torch.empty(2, *self.frequencies.shape, device=self.frequencies.device)
+        self.turns(torch.tensor([positions], device=cos.device), torch.empty_like(self.frequencies), cos, sin)
+        return cos, sin, self.partner

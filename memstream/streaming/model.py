@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstream.config import CacheConfig, kernel_path
+from memstream.config import CacheConfig
 from memstream.errors import ConfigError, UnsupportedModelError
+from memstream.kernels.dispatch import triton_runs
 from memstream.kernels.rebase import rebase
-from memstream.streaming.attention import NAME, Step
+from memstream.kernels.token_nll import token_nll
+from memstream.streaming.attention import NAME
 from memstream.streaming.cache import Cache
 from memstream.streaming.frames import Rope
 from memstream.streaming.layout import Arc, Piece
+from memstream.streaming.step import Step
 
 #: Model types whose logits are tested against the stock model; True where rotary pairs are neighbours.
 SUPPORTED = {
@@ -86,11 +89,10 @@ class StreamingModel:
 
     Raises:
         UnsupportedModelError: for a family whose streaming would be subtly wrong.
-        KernelUnavailableError: ``MEMSTREAM_KERNELS`` asks for kernels that this version does not have.
+        KernelUnavailableError: ``MEMSTREAM_KERNELS`` asks for kernels that cannot run where the model is.
     """
 
     def __init__(self, model: Any, *, fingerprint: str = "") -> None:
-        kernel_path()
         check_supported(model.config)
         self.config = model.config
         self.fingerprint = fingerprint
@@ -100,6 +102,9 @@ class StreamingModel:
         self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.device: torch.device = self._head.weight.device
         self.dtype: torch.dtype = self._head.weight.dtype
+        triton_runs(self._head.weight)
+        self.vocabulary: int = self._head.weight.shape[0]
+        self.reads_positions_on_host = _frequency_switch(self.config) is not None
         self.ropes = _ropes(self.body, self.config, self.device)
         model.set_attn_implementation(NAME)
         if self.config._attn_implementation != NAME:
@@ -117,9 +122,12 @@ class StreamingModel:
         self.position_limit(config)
         heads = self.config.num_attention_heads
         kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
-        dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
-        shapes = [(kv_heads, dim)] * self.config.num_hidden_layers
-        return Cache(shapes, rows=rows, cache_tokens=config.total, dtype=self.dtype, device=self.device)
+        shapes = [(kv_heads, _head_dim(self.config))] * self.config.num_hidden_layers
+        return Cache(shapes, rows=rows, cache_tokens=config.total, dtype=self.kv_dtype(config), device=self.device)
+
+    def kv_dtype(self, config: CacheConfig) -> torch.dtype:
+        """The type of the stored keys and values."""
+        return self.dtype if config.kv_dtype == "auto" else getattr(torch, config.kv_dtype)
 
     def position_limit(self, config: CacheConfig) -> int:
         """The stored position past which a row is rebased.
@@ -147,22 +155,30 @@ class StreamingModel:
         return switch
 
     @torch.inference_mode()
-    def forward(self, cache: Cache, rows: Sequence[int], pieces: Sequence[Piece], tokens: Tensor) -> Tensor:
+    def forward(
+        self, cache: Cache, rows: Sequence[int], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]
+    ) -> Tensor:
         """Computes a piece of n tokens in each of B rows and writes their keys and values into the cache.
 
         Args:
             cache: the storage.
             rows: B row numbers.
             pieces: B pieces, all of n tokens.
-            tokens: [B, n] int64.
+            tokens: B lists of n ids.
 
         Returns:
             [B, n, E] last hidden states.
         """
-        first = torch.tensor([[piece.position] for piece in pieces], device=self.device)
-        positions = first + torch.arange(tokens.shape[1], device=self.device)
-        step = Step(cache, rows, pieces, self.ropes)
-        output = self.body(input_ids=tokens, position_ids=positions, use_cache=False, memstream_step=step)
+        step = Step(cache, self.ropes, rows=len(rows), n=len(tokens[0]))
+        step.fill(rows, pieces, tokens)
+        return self.run(step)
+
+    def run(self, step: Step) -> Tensor:
+        """The forward itself, all on the device. Returns [B, n, E] last hidden states."""
+        step.prepare()
+        output = self.body(
+            input_ids=step.tokens, position_ids=step.position_ids, use_cache=False, memstream_step=step
+        )
         return output.last_hidden_state  # type: ignore[no-any-return]
 
     @torch.inference_mode()
@@ -174,11 +190,17 @@ class StreamingModel:
         return logits
 
     @torch.inference_mode()
+    def token_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-likelihood [n] of ``targets`` [n] after hidden states [n, E]; no logits are stored."""
+        return token_nll(hidden, targets, self._head.weight, bias=self._head.bias, softcap=self._softcap)
+
+    @torch.inference_mode()
     def rebase(self, cache: Cache, row: int, arcs: Sequence[Arc], back: int) -> None:
         """Turns the keys in ``arcs`` back by ``back`` positions, every layer with its own frequencies."""
-        for keys, rope in zip(cache.keys, self.ropes, strict=True):
-            if rope is not None:
-                rebase(keys, row, arcs, *rope.angles(-back), interleaved=rope.interleaved)
+        turns = {rope: rope.turn(-back) for rope in set(self.ropes) if rope.turning}
+        for keys, scales, rope in zip(cache.keys, cache.key_scales, self.ropes, strict=True):
+            if rope.turning:
+                rebase(keys, scales, row, arcs, *turns[rope])
 
 
 def _rope_tables(config: Any) -> list[dict[str, Any]]:
@@ -199,22 +221,26 @@ def _frequency_switch(config: Any) -> int | None:
     return min(lengths) if lengths else None
 
 
-def _ropes(body: Any, config: Any, device: torch.device) -> list[Rope | None]:
-    """The rotary embedding of each layer, from the model's own module; None for a layer without one."""
-    interleaved = SUPPORTED[config.model_type]
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _ropes(body: Any, config: Any, device: torch.device) -> list[Rope]:
+    """The rotary embedding of each layer, from the model's own module; layers with the same one share the object."""
+    interleaved, dim = SUPPORTED[config.model_type], _head_dim(config)
     types = getattr(config, "layer_types", None)
     without = getattr(config, "no_rope_layers", None)  # SmolLM3: 1 where a layer has rotary positions
     known: dict[str, Rope] = {}
-    ropes: list[Rope | None] = []
+    ropes: list[Rope] = []
     for layer in range(config.num_hidden_layers):
-        if without is not None and not without[layer]:
-            ropes.append(None)
-            continue
         name = f"{types[layer]}_inv_freq" if types else "inv_freq"
         if not hasattr(body.rotary_emb, name):
             name = "inv_freq"
+        if without is not None and not without[layer]:
+            name = "none"
         if name not in known:
-            inv_freq = getattr(body.rotary_emb, name.replace("inv_freq", "original_inv_freq")).to(device)
-            known[name] = Rope(inv_freq, interleaved=interleaved)
+            original = name.replace("inv_freq", "original_inv_freq")
+            inv_freq = torch.empty(0) if name == "none" else getattr(body.rotary_emb, original)
+            known[name] = Rope(inv_freq.to(device), dim, interleaved=interleaved)
         ropes.append(known[name])
     return ropes

@@ -1,0 +1,75 @@
+"""Decoding one token in each of B rows at fixed addresses; on a card, as one captured graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from memstream.kernels.dispatch import triton_runs
+from memstream.streaming.cache import Cache
+from memstream.streaming.layout import Piece
+from memstream.streaming.step import Step
+
+if TYPE_CHECKING:
+    from memstream.streaming.model import StreamingModel
+
+log = logging.getLogger(__name__)
+
+
+class Decode:
+    """The decode step of B rows.
+
+    On a card it is captured once as a CUDA graph and replayed for every token: what changes between tokens lies in the
+    step's table, so evictions, new memory and rebases need no other graph. The model's forward stays Hugging Face's.
+
+    Args:
+        model: the model.
+        cache: its cache.
+        rows: B.
+    """
+
+    def __init__(self, model: StreamingModel, cache: Cache, *, rows: int) -> None:
+        self._model = model
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._capturable = cache.keys[0].is_cuda and triton_runs(cache.keys[0]) and not model.reads_positions_on_host
+        self.step = Step(cache, model.ropes, rows=rows, n=1)
+        self.logits = torch.empty(rows, model.vocabulary, dtype=torch.float32, device=model.device)
+
+    @torch.inference_mode()
+    def __call__(self, rows: Sequence[int], pieces: Sequence[Piece], tokens: Sequence[int]) -> Tensor:
+        """Computes one token in each row. Returns [B, V] float32 logits, the caller's own."""
+        self.step.fill(rows, pieces, [[token] for token in tokens])
+        if self._capturable and self._graph is None:
+            self._capture()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self.compute()
+        return self.logits.clone()
+
+    @torch.inference_mode()
+    def compute(self) -> None:
+        """The step itself: reads the table, writes the cache and ``logits``; nothing is read on the host."""
+        hidden = self._model.run(self.step)
+        self.logits.copy_(self._model.head(hidden[:, -1]))
+
+    def _capture(self) -> None:
+        """Captures ``compute``; a model that cannot be captured is decoded kernel by kernel from then on."""
+        try:
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):  # compiles kernels and settles addresses; writes what the replay writes again
+                for _ in range(2):
+                    self.compute()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.compute()
+            self._graph = graph
+        except RuntimeError as error:
+            self._capturable = False
+            log.warning("decoding without a CUDA graph, which is slower: %s", str(error).splitlines()[0])

@@ -1,0 +1,80 @@
+"""``segment_attention``, reference and Triton kernel, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from memstream.kernels.segment_attention import kernel, reference
+from tests.kernels.cases import TOLERANCE, Attention
+
+BOTH = pytest.mark.parametrize(
+    "attend", [reference.segment_attention, kernel.launch], ids=["reference", "triton"]
+)
+FEATURES: list[dict[str, Any]] = [
+    {},
+    {"width": 7},
+    {"softcap": 3.0},
+    {"width": 12, "sinks": True},
+    {"sinks": True, "before_turn": False},
+    {"rotary": 0},
+    {"rotary": 8},
+    {"rotary": 12, "interleaved": True},
+]
+
+
+def check(attend: Any, case: Attention) -> None:
+    got = attend(**case.arguments)
+    assert got.dtype == case.dtype
+    assert got.is_contiguous()
+    torch.testing.assert_close(got.double(), case.expected(), atol=TOLERANCE[case.dtype], rtol=0)
+
+
+@BOTH
+@pytest.mark.parametrize("n", [1, 5, 23])
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_features(attend: Any, features: dict[str, Any], n: int) -> None:
+    check(attend, Attention(**features, n=n, seed=n))
+
+
+@BOTH
+@pytest.mark.parametrize("n", [1, 9])
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_types(attend: Any, dtype: torch.dtype, kv_dtype: torch.dtype | None, n: int) -> None:
+    check(attend, Attention(dtype=dtype, kv_dtype=kv_dtype, n=n))
+
+
+@BOTH
+@pytest.mark.parametrize("dim", [6, 64, 80, 96, 128, 256])
+def test_head_dimensions(attend: Any, dim: int) -> None:
+    check(attend, Attention(dim=dim, n=2, rows=2))
+
+
+@BOTH
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (9, 3), (8, 8), (32, 1)])
+@pytest.mark.parametrize("n", [1, 4, 40])
+def test_grouped_heads(attend: Any, heads: int, kv_heads: int, n: int) -> None:
+    check(attend, Attention(heads=heads, kv_heads=kv_heads, n=n, rows=2))
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(6))
+def test_many_streams(attend: Any, seed: int) -> None:
+    check(attend, Attention(rows=4, seed=seed, slots=40 + 13 * seed, n=1 + seed % 3, before_turn=seed % 2 == 0))
+
+
+@pytest.mark.parametrize("shares", [1, 2, 8, 64])
+def test_any_number_of_splits_gives_the_same(shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "splits", lambda *_: shares)
+    check(kernel.launch, Attention(rows=2, sinks=True))
+    check(kernel.launch, Attention(rows=2, width=5))
+
+
+def test_splits_depend_on_the_cache_not_on_how_full_it_is() -> None:
+    assert kernel.splits(3, 1, 3, 4096, 64, 132) == 64
+    assert kernel.splits(4, 8, 8, 4096, 64, 132) == 8
+    assert kernel.splits(3, 1, 3, 300, 64, 132) == 8
+    assert kernel.splits(17, 1, 3, 4096, 64, 132) == 1
