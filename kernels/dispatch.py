@@ -23,12 +23,28 @@ def triton_runs(tensor: Tensor) -> bool:
         KernelUnavailableError: Triton was asked for and cannot run there.
     """
     choice = kernel_choice()
-    if choice == "torch":
+    if choice == "torch" or (choice == "auto" and not tensor.is_cuda):
         return False
     missing = why_no_triton(tensor.device)
     if choice == "triton" and missing:
         raise KernelUnavailableError(f"MEMSTREAM_KERNELS is 'triton', but {missing}; unset it to use torch")
-    return missing is None and (choice == "triton" or tensor.is_cuda)
+    return missing is None
+
+
+def explain(device: torch.device) -> tuple[str, str]:
+    """Which implementation runs on a device, ``torch`` or ``triton``, and why.
+
+    Raises:
+        ConfigError: ``$MEMSTREAM_KERNELS`` is not a choice.
+        KernelUnavailableError: Triton was asked for and cannot run there.
+    """
+    choice = kernel_choice()
+    active = "triton" if triton_runs(torch.empty(0, device=device)) else "torch"
+    if choice != "auto":
+        return active, f"MEMSTREAM_KERNELS is {choice!r}"
+    if device.type == "cpu":
+        return active, "the CPU path"
+    return active, why_no_triton(device) or f"the card is sm_{arch(device)}"
 
 
 def why_no_triton(device: torch.device) -> str | None:

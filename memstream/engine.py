@@ -16,7 +16,6 @@ from memstream.streaming.layout import Layout, Piece
 from memstream.streaming.model import StreamingModel
 from memstream.streaming.row import Row
 
-
 Compute = Callable[[Sequence[Row], Sequence[Piece], Sequence[Sequence[int]]], Tensor]
 
 

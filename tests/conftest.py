@@ -13,6 +13,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("MEMSTREAM_KERNELS", None)
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():  # Triton reads it when a kernel is defined, so it comes before their import
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from memstream.config import memstream_home
 
@@ -38,8 +42,6 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Fixes the seed before each test."""
-    import torch
-
     torch.manual_seed(0)
 
 

@@ -19,6 +19,7 @@ from memstream.kernels.products import dot
 
 LOG2_E = 1.4426950408889634
 MOST_SPLITS = 64
+MOST_REGISTERS = 255  # of a thread; left to itself, the assembler spills a few bytes to fit one more block
 
 
 class Settings(NamedTuple):
@@ -30,19 +31,22 @@ class Settings(NamedTuple):
     num_stages: int
 
 
-def settings(dtype: torch.dtype, dim: int, packed: int) -> Settings:
+def settings(dtype: torch.dtype, cache_dtype: torch.dtype, dim: int, packed: int) -> Settings:
     """What suits ``packed`` = n · H / K queries of one kv head: the largest tiles that no card has to spill.
 
     The limits of sm_80, sm_90 and sm_100 fall on the same tiles; docs/kernels.md has the table.
     """
     wide = triton.next_power_of_2(dim)
+    int8 = cache_dtype == torch.int8
     if dtype == torch.float32:  # no tensor cores: products are unrolled, and small tiles fill the registers
-        return Settings(16, 32 if wide <= 64 else 16, 4, 2)
+        if wide <= 64:
+            return Settings(16, 32, 4, 2)
+        return Settings(16, 16, 8 if int8 or wide > 128 else 4, 1 if int8 and wide > 128 else 2)
     if packed <= 16:
-        return Settings(16, 64, 4, 3 if wide <= 128 else 2)
-    if wide <= 64:
-        return Settings(128, 64, 8, 2)
-    return Settings(64, 64, 8, 2) if wide <= 128 else Settings(32, 32, 8, 2)
+        return Settings(16, 32 if int8 and wide > 128 else 64, 4, 3 if wide <= 128 else 2)
+    if wide <= 128:
+        return Settings(64 if int8 or wide > 64 else 128, 64, 8, 2)
+    return Settings(32, 32, 8, 2)
 
 
 @triton.jit
@@ -99,7 +103,9 @@ def attention_kernel(
     d = tl.arange(0, D_PADDED)
     inside = d < D
 
-    source = query + batch.to(tl.int64) * query_batch + head.to(tl.int64) * query_head + token.to(tl.int64) * query_token
+    source = (
+        query + batch.to(tl.int64) * query_batch + head.to(tl.int64) * query_head + token.to(tl.int64) * query_token
+    )
     mask = there[:, None] & inside[None, :]
     other = tl.load(partner + d, mask=inside, other=0)
 
@@ -126,47 +132,48 @@ def attention_kernel(
         slot = tl.load(own_parts + 4 * p)
         length = tl.load(own_parts + 4 * p + 1)
         ahead = position + tl.load(own_parts + 4 * p + 3) - tl.load(own_parts + 4 * p + 2)
-        c = tl.load(cos + (batch * PARTS + p) * D + d, mask=inside, other=0.0)
-        s = tl.load(sin + (batch * PARTS + p) * D + d, mask=inside, other=0.0)
-        # Read anew for every part, from the nearest cache, and turned with its partners inside the registers.
-        x = tl.load(source[:, None] + d[None, :], mask=mask, other=0.0)
-        y = tl.gather(x, tl.broadcast_to(other[None, :], [QUERIES, D_PADDED]), axis=1)
-        turned = (x.to(tl.float32) * c[None, :] + y.to(tl.float32) * s[None, :]).to(query.dtype.element_ty)
         # Key j is seen by token i when 0 <= ahead + i - j < width.
         start, end = 0, tl.minimum(length, ahead + last_token + 1)
         if HAS_WIDTH:
             start = tl.maximum(start, ahead + first_token - width + 1)
         if SPLITS > 1:
             start, end = tl.maximum(start, low - before), tl.minimum(end, high - before)
-        for j in range(start, end, KEYS):
-            key = j + tl.arange(0, KEYS)
-            here = key < end
-            at = (slot + key).to(tl.int64)
-            k = tl.load(key_base + at[None, :] * D + d[:, None], mask=here[None, :] & inside[:, None], other=0.0)
-            if INT8:
-                k = k.to(tl.float32)
-            score = dot(turned, k.to(query.dtype.element_ty), tl.zeros([QUERIES, KEYS], tl.float32)) * scaling
-            if INT8:
-                score *= tl.load(key_scales + scale_base + at, mask=here, other=0.0).to(tl.float32)[None, :]
-            if HAS_SOFTCAP:
-                score = softcap * (1.0 - 2.0 / (tl.exp(2.0 * score / softcap) + 1.0))
-            distance = ahead + token[:, None] - key[None, :]
-            seen = here[None, :] & (distance >= 0)
-            if HAS_WIDTH:
-                seen = seen & (distance < width)
-            score = tl.where(seen, score * 1.4426950408889634, float("-inf"))
-            new = tl.maximum(top, tl.max(score, axis=1))
-            safe = tl.where(new == float("-inf"), 0.0, new)
-            weight = tl.exp2(score - safe[:, None])
-            fade = tl.exp2(top - safe)
-            total = total * fade + tl.sum(weight, axis=1)
-            v = tl.load(value_base + at[:, None] * D + d[None, :], mask=here[:, None] & inside[None, :], other=0.0)
-            if INT8:
-                v = v.to(tl.float32)
-                weight *= tl.load(value_scales + scale_base + at, mask=here, other=0.0).to(tl.float32)[None, :]
-            weight = weight.to(query.dtype.element_ty)
-            result = dot(weight, v.to(query.dtype.element_ty), result * fade[:, None])
-            top = new
+        if start < end:
+            c = tl.load(cos + (batch * PARTS + p) * D + d, mask=inside, other=0.0)
+            s = tl.load(sin + (batch * PARTS + p) * D + d, mask=inside, other=0.0)
+            # Read anew for every part, from the nearest cache, and turned with its partners inside the registers.
+            x = tl.load(source[:, None] + d[None, :], mask=mask, other=0.0)
+            y = tl.gather(x, tl.broadcast_to(other[None, :], [QUERIES, D_PADDED]), axis=1)
+            turned = (x.to(tl.float32) * c[None, :] + y.to(tl.float32) * s[None, :]).to(query.dtype.element_ty)
+            for j in range(start, end, KEYS):
+                key = j + tl.arange(0, KEYS)
+                here = key < end
+                at = (slot + key).to(tl.int64)
+                k = tl.load(key_base + at[None, :] * D + d[:, None], mask=here[None, :] & inside[:, None], other=0.0)
+                if INT8:
+                    k = k.to(tl.float32)
+                score = dot(turned, k.to(query.dtype.element_ty), tl.zeros([QUERIES, KEYS], tl.float32)) * scaling
+                if INT8:
+                    score *= tl.load(key_scales + scale_base + at, mask=here, other=0.0).to(tl.float32)[None, :]
+                if HAS_SOFTCAP:
+                    score = softcap * (1.0 - 2.0 / (tl.exp(2.0 * score / softcap) + 1.0))
+                distance = ahead + token[:, None] - key[None, :]
+                seen = here[None, :] & (distance >= 0)
+                if HAS_WIDTH:
+                    seen = seen & (distance < width)
+                score = tl.where(seen, score * 1.4426950408889634, float("-inf"))
+                new = tl.maximum(top, tl.max(score, axis=1))
+                safe = tl.where(new == float("-inf"), 0.0, new)
+                weight = tl.exp2(score - safe[:, None])
+                fade = tl.exp2(top - safe)
+                total = total * fade + tl.sum(weight, axis=1)
+                v = tl.load(value_base + at[:, None] * D + d[None, :], mask=here[:, None] & inside[None, :], other=0.0)
+                if INT8:
+                    v = v.to(tl.float32)
+                    weight *= tl.load(value_scales + scale_base + at, mask=here, other=0.0).to(tl.float32)[None, :]
+                weight = weight.to(query.dtype.element_ty)
+                result = dot(weight, v.to(query.dtype.element_ty), result * fade[:, None])
+                top = new
         before += length
 
     heads = KV_HEADS * GROUP
@@ -227,8 +234,9 @@ def splits(packed: int, batch: int, kv_heads: int, slots: int, keys: int, n_proc
     """
     if packed > 16:
         return 1
-    wanted = triton.cdiv(2 * n_processors, batch * kv_heads)
-    return min(MOST_SPLITS, triton.next_power_of_2(wanted), triton.next_power_of_2(triton.cdiv(slots, keys)))
+    wanted: int = triton.next_power_of_2(triton.cdiv(n_processors, batch * kv_heads))
+    tiles: int = triton.next_power_of_2(triton.cdiv(slots, keys))
+    return min(MOST_SPLITS, wanted, tiles)
 
 
 class Plan(NamedTuple):
@@ -240,11 +248,11 @@ class Plan(NamedTuple):
 
 
 def plan(query: Tensor, keys: Tensor) -> Plan:
-    """Settings, splits and room for their shares: of each, the weighted values [D], their largest score and their sum."""
+    """Settings, splits, and room for the shares: of each, weighted values [D], their largest score and their sum."""
     batch, heads, n, dim = query.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]
     packed = n * heads // kv_heads
-    chosen = settings(query.dtype, dim, packed)
+    chosen = settings(query.dtype, keys.dtype, dim, packed)
     shares = splits(packed, batch, kv_heads, slots, chosen.keys, processors(query.device))
     return Plan(chosen, shares, batch * n * heads * shares * (dim + 2) if shares > 1 else 0)
 
@@ -333,6 +341,7 @@ def launch(
         KEYS=chosen.keys,
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
+        maxnreg=MOST_REGISTERS,
     )
     if shares > 1:
         merge_kernel[(batch * n * heads,)](

@@ -121,5 +121,5 @@ def launch(hidden: Tensor, targets: Tensor, weight: Tensor, *, bias: Tensor | No
             num_warps=warps,
             num_stages=stages,
         )
-    tops, sums, chosen = partial
+    tops, sums, chosen = partial.unbind()
     return torch.logsumexp(tops + sums.log(), dim=0) - chosen.sum(dim=0)

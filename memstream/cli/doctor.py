@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from memstream import __version__
-from memstream.config import RecallConfig, kernel_path, memstream_home
+from memstream.config import RecallConfig, memstream_home
 from memstream.errors import MemstreamError
 from memstream.models import DEFAULT_EMBEDDER, DEFAULT_MODEL, ModelStatus, check_model, list_models
 
@@ -26,6 +26,7 @@ PACKAGES = (
     "sentence-transformers",
     "sqlalchemy",
     "faiss-cpu",
+    "triton",
     "numpy",
 )
 
@@ -53,11 +54,6 @@ def examine(store: Path | None = None, model: str | None = None) -> dict[str, An
     """Returns everything doctor tells, ready for JSON; ``problems`` is empty when all is well."""
     problems: list[str] = []
     models = [_model(status, problems) for status in list_models()]
-    try:
-        kernels: str | None = kernel_path()
-    except MemstreamError as error:
-        kernels = None
-        problems.append(str(error))
     devices, threads = _devices()
     streaming = None if model is None else _streaming(model, problems)
     return {
@@ -67,13 +63,27 @@ def examine(store: Path | None = None, model: str | None = None) -> dict[str, An
         "packages": {name: _version(name) for name in PACKAGES} | {"sqlite": sqlite3.sqlite_version},
         "devices": devices,
         "cpu_threads": threads,
-        "kernels": kernels,
+        "kernels": _kernels(problems),
         "home": str(memstream_home()),
         "models": models,
         "streaming": streaming,
         "store": _store(store or memstream_home() / "memstream.db", problems),
         "problems": problems,
     }
+
+
+def _kernels(problems: list[str]) -> dict[str, str] | None:
+    """Which implementation of the kernels runs here, and why; None where the one asked for cannot."""
+    import torch
+
+    from memstream.streaming.model import explain_kernels
+
+    try:
+        active, why = explain_kernels(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    except MemstreamError as error:
+        problems.append(str(error))
+        return None
+    return {"active": active, "why": why}
 
 
 def _version(package: str) -> str | None:
@@ -159,7 +169,7 @@ def _print(found: dict[str, Any]) -> None:
         ("packages", packages),
         ("devices", ", ".join(found["devices"])),
         ("cpu threads", str(found["cpu_threads"])),
-        ("kernels", found["kernels"] or "unavailable"),
+        ("kernels", "{active} ({why})".format(**found["kernels"]) if found["kernels"] else "unavailable"),
         ("home", found["home"]),
     ]
     for model in found["models"]:

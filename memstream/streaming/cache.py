@@ -11,7 +11,7 @@ from torch import Tensor
 class Cache:
     """Keys and values of all rows and layers.
 
-    Bytes = 2 · L · K · C · R · (D · itemsize, and 2 for a scale where the type is int8), allocated here and never again.
+    Bytes = 2 · L · K · C · R · (D · itemsize, plus 2 for the scale of int8), allocated here and never again.
 
     Args:
         shapes: (K, D) of each layer: kv heads and head dimension.

@@ -60,9 +60,11 @@ class Decode:
     def _capture(self) -> None:
         """Captures ``compute``; a model that cannot be captured is decoded kernel by kernel from then on."""
         try:
-            aside = torch.cuda.Stream()
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):  # compiles kernels and settles addresses; writes what the replay writes again
+            with torch.cuda.stream(
+                aside
+            ):  # compiles kernels and settles addresses; writes what the replay writes again
                 for _ in range(2):
                     self.compute()
             torch.cuda.current_stream().wait_stream(aside)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from memstream.config import CacheConfig
 from memstream.errors import ConfigError, UnsupportedModelError
+from memstream.kernels.dispatch import explain as explain_kernels
 from memstream.kernels.dispatch import triton_runs
 from memstream.kernels.rebase import rebase
 from memstream.kernels.token_nll import token_nll
@@ -18,6 +19,8 @@ from memstream.streaming.cache import Cache
 from memstream.streaming.frames import Rope
 from memstream.streaming.layout import Arc, Piece
 from memstream.streaming.step import Step
+
+__all__ = ["StreamingModel", "check_supported", "explain_kernels", "sliding_layers"]
 
 #: Model types whose logits are tested against the stock model; True where rotary pairs are neighbours.
 SUPPORTED = {
@@ -176,9 +179,7 @@ class StreamingModel:
     def run(self, step: Step) -> Tensor:
         """The forward itself, all on the device. Returns [B, n, E] last hidden states."""
         step.prepare()
-        output = self.body(
-            input_ids=step.tokens, position_ids=step.position_ids, use_cache=False, memstream_step=step
-        )
+        output = self.body(input_ids=step.tokens, position_ids=step.position_ids, use_cache=False, memstream_step=step)
         return output.last_hidden_state  # type: ignore[no-any-return]
 
     @torch.inference_mode()
@@ -222,7 +223,7 @@ def _frequency_switch(config: Any) -> int | None:
 
 
 def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _ropes(body: Any, config: Any, device: torch.device) -> list[Rope]:

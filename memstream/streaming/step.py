@@ -41,7 +41,7 @@ class Step:
         self._host = torch.zeros(rows, 2 + 4 * PARTS + 2 * n, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._table = self._host if device.type == "cpu" else torch.empty_like(self._host, device=device)
         self.rows, self.positions = self._table[:, 0], self._table[:, 1]
-        self.parts = self._table[:, 2 : 2 + 4 * PARTS].unflatten(1, (PARTS, 4))
+        self.parts = self._table[:, 2 : 2 + 4 * PARTS].view(rows, PARTS, 4)
         self.slots = self._table[:, 2 + 4 * PARTS : 2 + 4 * PARTS + n]
         self._ids = self._table[:, 2 + 4 * PARTS + n :]
         self._steps = torch.arange(n, device=device)

@@ -182,14 +182,28 @@ def measure_sinks(bench: Bench, ids: list[int]) -> dict[int, float]:
     return found
 
 
+def measure_cache_bytes(bench: Bench) -> None:
+    """What a cache of 1,024 tokens takes in each type."""
+    found = {
+        name: bench.streaming.new_cache(CacheConfig(cache_tokens=1024, kv_dtype=name)).bytes
+        for name in ("float32", "bfloat16", "int8")
+    }
+    for name, value in found.items():
+        bench.results.add("cache", f"bytes_{name}", value, "bytes", cache_tokens=1024)
+    bench.results.add("cache", "int8_over_bfloat16", found["int8"] / found["bfloat16"], "ratio", cache_tokens=1024)
+
+
 def measure_long_perplexity(bench: Bench, ids: list[int]) -> dict[str, Tensor]:
-    """Streaming, the window alone, and recomputation, at a cache of 1,024 tokens."""
+    """Streaming, with int8 keys and values too, the window alone, and recomputation, at a cache of 1,024 tokens."""
     common = {"text": PROSE, "tokens": len(ids), "tokens_scored": len(ids) - 1}
     runs: dict[str, Tensor] = {}
-    for name, sinks in (("streaming", 4), ("window_only", 0)):
+    for name, sinks, kv_dtype in (("streaming", 4, "auto"), ("int8_kv", 4, "int8"), ("window_only", 0, "auto")):
         settings = {"sink_tokens": sinks, "memory_tokens": 0, "cache_tokens": 1024, "evict_tokens": STRIDE}
-        runs[name] = stream_scores(bench, ids, CacheConfig(**settings))
-        bench.results.add("ppl", name, perplexity(runs[name]), "perplexity", **settings, **common)
+        config = CacheConfig(**settings, kv_dtype=kv_dtype)
+        runs[name] = stream_scores(bench, ids, config)
+        bench.results.add("ppl", name, perplexity(runs[name]), "perplexity", kv_dtype=kv_dtype, **settings, **common)
+    ratio = perplexity(runs["int8_kv"]) / perplexity(runs["streaming"])
+    bench.results.add("ppl", "int8_kv_over_float32", ratio, "ratio", **common)
     runs["recompute"] = recompute_scores(bench, ids, 1024)
     value = perplexity(runs["recompute"])
     bench.results.add("ppl", "recompute", value, "perplexity", dense_tokens=1024, stride=STRIDE, **common)
@@ -231,6 +245,7 @@ def main(data: Path | None, out: Path, skip_tests: bool) -> None:
     loaded = load_model(MODEL, device="cpu", dtype="float32")
     streaming = StreamingModel(loaded.model, fingerprint=loaded.fingerprint)
     bench = Bench(stock=loaded.model, tokenizer=loaded.tokenizer, streaming=streaming, results=results)
+    measure_cache_bytes(bench)
     if play is not None:
         measure_parity(bench, bench.read(play, 500))
         measure_chunk_invariance(bench, bench.read(play, 600))

@@ -13,7 +13,15 @@ from memstream.streaming.frames import Rope
 from tests.kernels.cases import DEVICE, complex_rotate, inv_freq
 
 BOTH = pytest.mark.parametrize("rebase", [reference.rebase, kernel.launch], ids=["reference", "triton"])
-SHAPES = [(8, 8, False), (12, 4, True), (6, 2, False), (64, 64, False), (80, 20, False), (96, 96, True), (256, 256, False)]
+SHAPES = [
+    (8, 8, False),
+    (12, 4, True),
+    (6, 2, False),
+    (64, 64, False),
+    (80, 20, False),
+    (96, 96, True),
+    (256, 256, False),
+]
 ARCS, OTHERS = [(17, 3), (0, 2)], [2, 3, 9, 16]
 
 

@@ -10,9 +10,7 @@ import torch
 from memstream.kernels.segment_attention import kernel, reference
 from tests.kernels.cases import TOLERANCE, Attention
 
-BOTH = pytest.mark.parametrize(
-    "attend", [reference.segment_attention, kernel.launch], ids=["reference", "triton"]
-)
+BOTH = pytest.mark.parametrize("attend", [reference.segment_attention, kernel.launch], ids=["reference", "triton"])
 FEATURES: list[dict[str, Any]] = [
     {},
     {"width": 7},
@@ -74,7 +72,8 @@ def test_any_number_of_splits_gives_the_same(shares: int, monkeypatch: pytest.Mo
 
 
 def test_splits_depend_on_the_cache_not_on_how_full_it_is() -> None:
-    assert kernel.splits(3, 1, 3, 4096, 64, 132) == 64
-    assert kernel.splits(4, 8, 8, 4096, 64, 132) == 8
-    assert kernel.splits(3, 1, 3, 300, 64, 132) == 8
+    assert kernel.splits(3, 1, 3, 4096, 64, 132) == 64  # 192 programs for 132 processors
+    assert kernel.splits(4, 1, 8, 4096, 64, 132) == 32
+    assert kernel.splits(4, 8, 8, 4096, 64, 132) == 4
+    assert kernel.splits(3, 1, 3, 300, 64, 132) == 8  # no share without a tile of keys
     assert kernel.splits(17, 1, 3, 4096, 64, 132) == 1

@@ -16,7 +16,9 @@ BOTH = pytest.mark.parametrize("nll", [reference.token_nll, kernel.launch], ids=
 
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("n", "words", "depth"), [(0, 50, 16), (1, 50, 16), (63, 130, 40), (65, 700, 72), (130, 259, 32)])
+@pytest.mark.parametrize(
+    ("n", "words", "depth"), [(0, 50, 16), (1, 50, 16), (63, 130, 40), (65, 700, 72), (130, 259, 32)]
+)
 @pytest.mark.parametrize(("bias", "softcap"), [(False, None), (True, None), (False, 3.0)])
 def test_is_the_log_softmax(
     nll: Any, dtype: torch.dtype, n: int, words: int, depth: int, bias: bool, softcap: float | None

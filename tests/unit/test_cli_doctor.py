@@ -37,7 +37,7 @@ def test_a_healthy_machine(capsys: pytest.CaptureFixture[str], home: Path) -> No
     assert packages["transformers"] == transformers.__version__
     assert packages["sqlite"] == sqlite3.sqlite_version
     assert found["cpu_threads"] == torch.get_num_threads()
-    assert found["kernels"] == "torch"
+    assert found["kernels"] == {"active": "torch", "why": "the CPU path"}
     assert found["home"] == str(home)
     assert found["store"] == {"path": str(home / "memstream.db"), "exists": False, "health": None}
 
@@ -46,17 +46,21 @@ def test_a_healthy_machine(capsys: pytest.CaptureFixture[str], home: Path) -> No
 def test_people_get_the_same_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor"]) == 0
     captured = capsys.readouterr()
-    assert "kernels      torch" in captured.out
+    assert "kernels      torch (the CPU path)" in captured.out
     assert "smollm2-135m: installed, checksums good" in captured.out
     assert captured.err.endswith("no problems found\n")
 
 
 @pytest.mark.usefixtures("models_are_good")
-@pytest.mark.parametrize(("value", "said"), [("triton", "torch kernels only"), ("fast", "allowed: 'auto', 'torch'")])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("triton", "on the CPU Triton runs only in its"), ("fast", "allowed: 'auto', 'torch', 'triton'")],
+)
 def test_a_kernel_path_that_is_not_there(
     value: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEMSTREAM_KERNELS", value)
+    monkeypatch.setattr("memstream.kernels.dispatch._interpreting", lambda: False)
     status, found = doctor(capsys)
     assert status == 1
     assert found["kernels"] is None

@@ -1,0 +1,97 @@
+"""What only a card can show: the captured step equals the step computed kernel by kernel, whatever happens between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from memstream.config import CacheConfig
+from memstream.engine import Engine
+from memstream.streaming.model import StreamingModel
+from tests.integration.families import FAMILIES, tiny_model
+from tests.integration.test_oracles import tokens
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
+CAPTURED = [name for name in FAMILIES if name not in ("llama_dynamic", "phi3_longrope")]
+
+
+def engine_for(model: Any, *, rows: int = 3, **settings: Any) -> Engine:
+    config = {"cache_tokens": 96, "memory_tokens": 16, "evict_tokens": 8, "chunk_tokens": 16, **settings}
+    return Engine(StreamingModel(model), CacheConfig(**config), rows=rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_the_stock_models_while_everything_fits(family: str) -> None:
+    model, ids = tiny_model(family).cuda(), tokens(60)
+    engine = engine_for(model)
+    row = engine.admit()
+    row.layout.open_group("text")
+    engine.feed(row, ids[:30])
+    for token in ids[30:]:
+        engine.step([row], [token])
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(torch.tensor([ids], device="cuda")).logits[0, -1].float()
+    assert row.logits is not None
+    torch.testing.assert_close(row.logits, expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("family", CAPTURED)
+def test_replay_equals_computing(family: str, kv_dtype: str) -> None:
+    """The same stream twice: through the graph, and kernel by kernel; evictions, memory and rebases on the way."""
+    logits = []
+    for captured in (True, False):
+        engine = engine_for(tiny_model(family).cuda(), kv_dtype=kv_dtype)
+        engine.limit = 150
+        rows = [engine.admit(), engine.admit()]
+        seen = []
+        for turn in range(12):
+            for i, row in enumerate(rows):
+                row.layout.open_group(turn)
+                engine.feed(row, tokens(7 + 6 * i + turn, seed=turn))
+            engine.set_memory(rows[turn % 2], tokens(3 + turn, seed=turn))
+            for token in range(5, 11):
+                engine.step(rows, [token, token + 1])
+                decode = engine._decoders[2]
+                if not captured:
+                    decode._capturable, decode._graph = False, None
+                seen += [row.logits for row in rows if row.logits is not None]
+            for row in rows:
+                row.layout.close_group()
+        assert all(row.layout.base > 0 for row in rows)
+        assert (engine._decoders[2]._graph is not None) == captured
+        logits.append(torch.stack(seen))
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-3 if kv_dtype == "auto" else 0.1, rtol=0)
+
+
+def test_real_smollm2_in_float32_and_its_greedy_text(smollm2: Any) -> None:
+    model = smollm2.model.cuda()
+    try:
+        ids = smollm2.tokenizer("The capital of France is Paris. " * 30)["input_ids"][:200]
+        engine = engine_for(model, cache_tokens=512, memory_tokens=0)
+        row = engine.admit()
+        row.layout.open_group("text")
+        engine.feed(row, ids)
+        for _ in range(20):
+            assert row.logits is not None
+            ids.append(int(row.logits.argmax()))
+            engine.step([row], [ids[-1]])
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            expected = model(torch.tensor([ids], device="cuda")).logits[0].float()
+        torch.testing.assert_close(row.logits, expected[-1], atol=5e-3, rtol=0)
+        assert ids[200:] == expected[199:-1].argmax(-1).tolist()
+    finally:
+        model.cpu()
+
+
+def test_the_cache_takes_what_it_says() -> None:
+    model = tiny_model("llama").cuda()
+    streaming = StreamingModel(model)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    cache = streaming.new_cache(CacheConfig(cache_tokens=2048), rows=8)
+    assert torch.cuda.memory_allocated() - before == pytest.approx(cache.bytes, rel=0.01)
