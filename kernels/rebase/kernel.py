@@ -11,7 +11,7 @@ from torch import Tensor
 BLOCK_SLOTS = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slot", "length", "row"])
 def rebase_kernel(
     keys,
     scales,

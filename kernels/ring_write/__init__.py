@@ -29,7 +29,7 @@ def ring_write(
         values: [R, K, C, D].
         new_keys: [B, K, n, D], already rotated to their stored positions.
         new_values: [B, K, n, D].
-        rows: [B] int32, which of the R rows each one is.
+        rows: [B] int32, which of the R rows each one is; a view of one table with the other int32 tensors.
         slots: [B, n] int32, where each token goes; no slot twice.
         key_scales: [R, K, C] float16 where the cache is int8, else None.
         value_scales: [R, K, C] float16 where the cache is int8, else None.

@@ -9,7 +9,7 @@ from torch import Tensor
 BLOCK_TOKENS = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "table_stride"])
 def write_kernel(
     cache,
     scales,
@@ -68,6 +68,8 @@ def launch(
     batch, kv_heads, n, dim = new_keys.shape
     assert keys.is_contiguous()
     assert values.is_contiguous()
+    assert slots.stride(1) == 1
+    assert batch == 1 or rows.stride(0) == slots.stride(0), "rows and slots must be views of one table"
     block = BLOCK_TOKENS if n > 1 else 1
     for side, scales, new in ((keys, key_scales, new_keys), (values, value_scales, new_values)):
         assert new.stride(3) == 1

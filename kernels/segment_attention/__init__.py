@@ -49,7 +49,7 @@ def segment_attention(
         query: [B, H, n, D], of row i rotated to positions ``positions[i] .. positions[i]+n-1``.
         keys: [R, K, C, D], one layer's keys; those of the new tokens are already in their slots.
         values: [R, K, C, D].
-        rows: [B] int32, which of the R rows each one is.
+        rows: [B] int32, which of the R rows each one is; a view of one table with the other int32 tensors.
         positions: [B] int32, position of the first query.
         parts: [B, P, 4] int32, runs (slot, length, stored position of the first, shift); unused ones have length 0.
         cos: [B, P, D] float32, by which the query turns towards each part, see ``rebase.rotate``.

@@ -1,4 +1,4 @@
-"""Triton kernel of ``segment_attention``: every cached byte is read once, no mask and no rotated copy is stored.
+"""Triton kernel of ``segment_attention``: no mask and no rotated copy is stored, and decode reads a cached byte once.
 
 The queries of all heads that share a kv head are packed into one tile. Part by part, the tile is turned in registers
 and meets the part's keys with an online softmax. With few queries the keys are split over programs, whose results a
@@ -38,6 +38,8 @@ def settings(dtype: torch.dtype, cache_dtype: torch.dtype, dim: int, packed: int
     """
     wide = triton.next_power_of_2(dim)
     int8 = cache_dtype == torch.int8
+    if cache_dtype == torch.float32 != dtype:  # twice the bytes in shared memory
+        return Settings(16 if packed <= 16 else 32, 32, 4 if packed <= 16 else 8, 2 if wide <= 128 else 1)
     if dtype == torch.float32:  # no tensor cores: products are unrolled, and small tiles fill the registers
         if wide <= 64:
             return Settings(16, 32, 4, 2)
@@ -49,7 +51,7 @@ def settings(dtype: torch.dtype, cache_dtype: torch.dtype, dim: int, packed: int
     return Settings(32, 32, 8, 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "table_stride"])
 def attention_kernel(
     query,
     keys,
@@ -286,7 +288,8 @@ def launch(
     assert values.is_contiguous()
     assert cos.is_contiguous()
     assert sin.is_contiguous()
-    assert batch == 1 or rows.stride(0) == positions.stride(0) == parts.stride(0)
+    assert parts.stride()[1:] == (4, 1)
+    assert batch == 1 or rows.stride(0) == positions.stride(0) == parts.stride(0), "they must be views of one table"
     chosen, shares, work_floats = plan(query, keys)
     if out is None:
         out = torch.empty(batch, n, heads, dim, dtype=query.dtype, device=query.device)
@@ -296,7 +299,7 @@ def launch(
     assert work.numel() >= work_floats
     each = work_floats // (dim + 2)
     partial, tops, sums = work[: each * dim], work[each * dim : each * (dim + 1)], work[each * (dim + 1) :]
-    padded = triton.next_power_of_2(dim)
+    padded = max(16, triton.next_power_of_2(dim))  # the least depth of a product
     scales = key_scales.stride() if key_scales is not None else (0, 0)
     attention_kernel[(triton.cdiv(n * group, chosen.queries), batch * kv_heads, shares)](
         query,

@@ -30,7 +30,7 @@ def settings(dtype: torch.dtype, arch: int) -> Settings:
     return Settings(64, 128, 64, 8 if arch >= 90 else 4, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "tiles"])
 def nll_kernel(
     hidden,
     weight,
@@ -44,15 +44,15 @@ def nll_kernel(
     hidden_token,
     weight_word,
     softcap,
+    tiles,
     E: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    TILES: tl.constexpr,
     TOKENS: tl.constexpr,
     WORDS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """TILES tiles of the vocabulary for TOKENS tokens: largest logit, sum of exponentials, logit of the target."""
+    """Some tiles of the vocabulary for TOKENS tokens: largest logit, sum of exponentials, logit of the target."""
     split = tl.program_id(1)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = token < n
@@ -62,8 +62,8 @@ def nll_kernel(
     mine = tl.zeros([TOKENS], tl.float32)
     depth = tl.arange(0, DEPTH)
     left = hidden + token.to(tl.int64)[:, None] * hidden_token
-    for tile in range(TILES):
-        word = (split * TILES + tile) * WORDS + tl.arange(0, WORDS)
+    for tile in range(tiles):
+        word = (split * tiles + tile) * WORDS + tl.arange(0, WORDS)
         known = word < vocabulary
         right = weight + word.to(tl.int64)[None, :] * weight_word
         logits = tl.zeros([TOKENS, WORDS], tl.float32)
@@ -94,8 +94,7 @@ def launch(hidden: Tensor, targets: Tensor, weight: Tensor, *, bias: Tensor | No
     vocabulary = weight.shape[0]
     tokens, words, block, warps, stages = settings(hidden.dtype, arch(hidden.device))
     blocks, tiles = triton.cdiv(n, tokens), triton.cdiv(vocabulary, words)
-    # A power of two of tiles each, so that few variants are compiled, and enough programs to fill the card.
-    each = triton.next_power_of_2(max(1, tiles * blocks // (4 * processors(hidden.device))))
+    each = max(1, tiles * blocks // (4 * processors(hidden.device)))  # enough programs to fill the card
     splits = triton.cdiv(tiles, each)
     partial = torch.empty(3, splits, n, dtype=torch.float32, device=hidden.device)
     if n:
@@ -111,10 +110,10 @@ def launch(hidden: Tensor, targets: Tensor, weight: Tensor, *, bias: Tensor | No
             hidden.stride(0),
             weight.stride(0),
             softcap if softcap is not None else 0.0,
+            each,
             E=depth,
             HAS_BIAS=bias is not None,
             HAS_SOFTCAP=softcap is not None,
-            TILES=each,
             TOKENS=tokens,
             WORDS=words,
             DEPTH=block,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from memstream.streaming.model import StreamingModel
 
 log = logging.getLogger(__name__)
+_CAPTURING = threading.Lock()  # one capture at a time in a process
 
 
 class Decode:
@@ -35,43 +37,46 @@ class Decode:
     def __init__(self, model: StreamingModel, cache: Cache, *, rows: int) -> None:
         self._model = model
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._capturable = cache.keys[0].is_cuda and triton_runs(cache.keys[0]) and not model.reads_positions_on_host
+        triton = triton_runs(cache.keys[0])
+        self._capturable = cache.keys[0].is_cuda and triton and not model.reads_positions_on_host
         self.step = Step(cache, model.ropes, rows=rows, n=1)
         self.logits = torch.empty(rows, model.vocabulary, dtype=torch.float32, device=model.device)
 
     @torch.inference_mode()
     def __call__(self, rows: Sequence[int], pieces: Sequence[Piece], tokens: Sequence[int]) -> Tensor:
         """Computes one token in each row. Returns [B, V] float32 logits, the caller's own."""
-        self.step.fill(rows, pieces, [[token] for token in tokens])
-        if self._capturable and self._graph is None:
-            self._capture()
-        if self._graph is not None:
-            self._graph.replay()
-        else:
-            self.compute()
-        return self.logits.clone()
+        with self._model.on_device():
+            self.step.fill(rows, pieces, [[token] for token in tokens])
+            if self._capturable and self._graph is None:
+                self._capture()
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                self.compute()
+            return self.logits.clone()
 
     @torch.inference_mode()
     def compute(self) -> None:
-        """The step itself: reads the table, writes the cache and ``logits``; nothing is read on the host."""
+        """The step itself: reads the table, writes the cache and ``logits``; memstream reads nothing on the host."""
         hidden = self._model.run(self.step)
         self.logits.copy_(self._model.head(hidden[:, -1]))
 
     def _capture(self) -> None:
         """Captures ``compute``; a model that cannot be captured is decoded kernel by kernel from then on."""
-        try:
-            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(
-                aside
-            ):  # compiles kernels and settles addresses; writes what the replay writes again
-                for _ in range(2):
+        stream = torch.cuda.current_stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with _CAPTURING:
+            try:
+                aside.wait_stream(stream)
+                with torch.cuda.stream(aside):  # compiles kernels and settles buffers; the replay writes the same again
+                    for _ in range(2):
+                        self.compute()
+                stream.wait_stream(aside)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
                     self.compute()
-            torch.cuda.current_stream().wait_stream(aside)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self.compute()
-            self._graph = graph
-        except RuntimeError as error:
-            self._capturable = False
-            log.warning("decoding without a CUDA graph, which is slower: %s", str(error).splitlines()[0])
+                self._graph = graph
+            except RuntimeError as error:
+                torch.cuda.set_stream(stream)  # a capture that was broken off leaves the thread on its own
+                self._capturable = False
+                log.warning("decoding without a CUDA graph, which is slower: %s", str(error).splitlines()[0])

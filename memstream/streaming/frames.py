@@ -31,7 +31,7 @@ class Rope:
         first, second = (2 * at, 2 * at + 1) if interleaved else (at, at + half)
         self.turning = half > 0
         self.frequencies = torch.zeros(dim, dtype=torch.float64, device=device)
-        self.sign = torch.zeros(dim, device=device)
+        self.sign = torch.zeros(dim, dtype=torch.float32, device=device)
         self.partner = torch.arange(dim, device=device)
         for one, other, sign in ((first, second, -1.0), (second, first, 1.0)):
             self.frequencies[one] = inv_freq.detach().double()
@@ -49,6 +49,6 @@ class Rope:
 
     def turn(self, positions: int) -> tuple[Tensor, Tensor, Tensor]:
         """The turn by some positions as what ``rotate`` takes: cos [D], sin [D], partner [D]."""
-        cos, sin = torch.empty(2, *self.frequencies.shape, device=self.frequencies.device)
+        cos, sin = torch.empty(2, *self.frequencies.shape, dtype=torch.float32, device=self.frequencies.device)
         self.turns(torch.tensor([positions], device=cos.device), torch.empty_like(self.frequencies), cos, sin)
         return cos, sin, self.partner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -172,9 +173,14 @@ class StreamingModel:
         Returns:
             [B, n, E] last hidden states.
         """
-        step = Step(cache, self.ropes, rows=len(rows), n=len(tokens[0]))
-        step.fill(rows, pieces, tokens)
-        return self.run(step)
+        with self.on_device():
+            step = Step(cache, self.ropes, rows=len(rows), n=len(tokens[0]))
+            step.fill(rows, pieces, tokens)
+            return self.run(step)
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """Makes the model's card the current one, which is where kernels are launched; nothing on the CPU."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def run(self, step: Step) -> Tensor:
         """The forward itself, all on the device. Returns [B, n, E] last hidden states."""
@@ -193,15 +199,17 @@ class StreamingModel:
     @torch.inference_mode()
     def token_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood [n] of ``targets`` [n] after hidden states [n, E]; no logits are stored."""
-        return token_nll(hidden, targets, self._head.weight, bias=self._head.bias, softcap=self._softcap)
+        with self.on_device():
+            return token_nll(hidden, targets, self._head.weight, bias=self._head.bias, softcap=self._softcap)
 
     @torch.inference_mode()
     def rebase(self, cache: Cache, row: int, arcs: Sequence[Arc], back: int) -> None:
         """Turns the keys in ``arcs`` back by ``back`` positions, every layer with its own frequencies."""
         turns = {rope: rope.turn(-back) for rope in set(self.ropes) if rope.turning}
-        for keys, scales, rope in zip(cache.keys, cache.key_scales, self.ropes, strict=True):
-            if rope.turning:
-                rebase(keys, scales, row, arcs, *turns[rope])
+        with self.on_device():
+            for keys, scales, rope in zip(cache.keys, cache.key_scales, self.ropes, strict=True):
+                if rope.turning:
+                    rebase(keys, scales, row, arcs, *turns[rope])
 
 
 def _rope_tables(config: Any) -> list[dict[str, Any]]:

@@ -47,7 +47,9 @@ class Step:
         self._steps = torch.arange(n, device=device)
         self.tokens, self.position_ids = torch.empty(2, rows, n, dtype=torch.int64, device=device)
         dim = cache.keys[0].shape[-1]
-        self._turns = {rope: torch.empty(2, rows, PARTS, dim, device=device) for rope in set(ropes)}
+        self._turns = {
+            rope: torch.empty(2, rows, PARTS, dim, dtype=torch.float32, device=device) for rope in set(ropes)
+        }
         self._angle = torch.empty(rows, PARTS, dim, dtype=torch.float64, device=device)
         self._buffers: dict[str, Tensor] = {}
 

@@ -64,9 +64,9 @@ def attention(model: Model, *, batch: int, n: int, cached: int, kv_bytes: float,
     store = 2 * batch * model.kv_heads * cached * dim * kv_bytes
     tokens = 2 * batch * n * heads * dim * ITEM  # queries in, results out
     tiles = math.ceil(n * heads / model.kv_heads / queries)
-    programs = tiles * batch * model.kv_heads * splits
+    meetings = tiles * batch * model.kv_heads * (PARTS + splits - 1)  # of a program and a part in its share
     group = min(queries, n * heads // model.kv_heads)
-    turned = programs * PARTS * (group * dim * ITEM + 2 * dim * 4)
+    turned = meetings * (group * dim * ITEM + 2 * dim * 4)
     shares = 2 * batch * n * heads * splits * (dim + 2) * 4 if splits > 1 else 0
     own = tiles * store + turned + shares + batch * n * heads * dim * ITEM
     kind = "int8" if kv_bytes < ITEM else "16 bit"
@@ -85,7 +85,7 @@ def works(model: Model) -> Iterator[Work]:
     int8 = 1 + 2 / model.dim
     for batch, cached in ((1, 1024), (1, 4096), (8, 4096)):
         for kv_bytes in (ITEM, int8):
-            splits = min(64, 2 ** math.ceil(math.log2(264 / (batch * model.kv_heads))), cached // 64)
+            splits = min(64, 2 ** math.ceil(math.log2(max(1, 132 / (batch * model.kv_heads)))), cached // 64)
             yield attention(model, batch=batch, n=1, cached=cached, kv_bytes=kv_bytes, queries=16, splits=splits)
     queries = 128 if model.dim <= 64 else 64
     yield attention(model, batch=1, n=512, cached=4096, kv_bytes=ITEM, queries=queries, splits=1)

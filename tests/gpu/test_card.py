@@ -9,12 +9,14 @@ import torch
 
 from memstream.config import CacheConfig
 from memstream.engine import Engine
+from memstream.errors import ModelNotFoundError
 from memstream.streaming.model import StreamingModel
 from tests.integration.families import FAMILIES, tiny_model
 from tests.integration.test_oracles import tokens
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
-CAPTURED = [name for name in FAMILIES if name not in ("llama_dynamic", "phi3_longrope")]
+# The first two look at positions on the host, the experts of gpt_oss in float32 at how many tokens each of them has.
+CAPTURED = [name for name in FAMILIES if name not in ("llama_dynamic", "phi3_longrope", "gpt_oss")]
 
 
 def engine_for(model: Any, *, rows: int = 3, **settings: Any) -> Engine:
@@ -64,10 +66,14 @@ def test_replay_equals_computing(family: str, kv_dtype: str) -> None:
         assert all(row.layout.base > 0 for row in rows)
         assert (engine._decoders[2]._graph is not None) == captured
         logits.append(torch.stack(seen))
-    torch.testing.assert_close(logits[0], logits[1], atol=1e-3 if kv_dtype == "auto" else 0.1, rtol=0)
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=0)  # the same kernels
 
 
-def test_real_smollm2_in_float32_and_its_greedy_text(smollm2: Any) -> None:
+def test_real_smollm2_in_float32_and_its_greedy_text(request: pytest.FixtureRequest) -> None:
+    try:
+        smollm2 = request.getfixturevalue("smollm2")
+    except ModelNotFoundError as error:
+        pytest.skip(str(error))
     model = smollm2.model.cuda()
     try:
         ids = smollm2.tokenizer("The capital of France is Paris. " * 30)["input_ids"][:200]

@@ -103,9 +103,9 @@ def write(dtype: torch.dtype, kv_dtype: torch.dtype, dim: int, n: int) -> None:
 
 def turn(kv_dtype: torch.dtype, dim: int) -> None:
     """Launches a rebase."""
-    keys = torch.empty(1, 8, 4096, dim, dtype=kv_dtype)
-    scales = torch.empty(1, 8, 4096, dtype=torch.float16) if kv_dtype == torch.int8 else None
-    rebase.launch(keys, scales, 0, [(32, 4064)], torch.empty(dim), torch.empty(dim), torch.arange(dim))
+    keys = torch.empty(2, 8, 4096, dim, dtype=kv_dtype)
+    scales = torch.empty(2, 8, 4096, dtype=torch.float16) if kv_dtype == torch.int8 else None
+    rebase.launch(keys, scales, 1, [(32, 4064), (1, 1)], torch.empty(dim), torch.empty(dim), torch.arange(dim))
 
 
 def nll(dtype: torch.dtype, depth: int, words: int) -> None:
@@ -119,13 +119,19 @@ def nll(dtype: torch.dtype, depth: int, words: int) -> None:
     )
 
 
+def kv_names(name: str, *, every: bool) -> list[str]:
+    """Types of the cache under a model of type ``name``."""
+    return ["int8", *DTYPES] if every else [name, "int8"]
+
+
 def cases(*, every: bool) -> Iterator[tuple[dict[str, Any], Callable[[], None]]]:
     """What is compiled: every type and head dimension, or the most used ones."""
     names = list(DTYPES) if every else ["bfloat16"]
     for dim in DIMS if every else (64, 128):
         for name in names:
             dtype = DTYPES[name]
-            for kv_name, kv_dtype in ((name, dtype), ("int8", torch.int8)):
+            for kv_name in kv_names(name, every=every):
+                kv_dtype = torch.int8 if kv_name == "int8" else DTYPES[kv_name]
                 about = {"dtype": name, "kv_dtype": kv_name, "dim": dim}
                 for n, phase in ((1, "decode"), (128, "prefill")):
                     for features in (False, True) if every and name == "bfloat16" else (False,):

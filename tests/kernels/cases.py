@@ -74,7 +74,7 @@ class Attention:
         for row in range(self.rows + 1):
             self.cache.poison(row, 0, self.slots)
         self.pieces = [self._piece(draw, row) for row in range(self.rows)]
-        self.used = [draw.sample(range(self.rows + 1), self.rows), *[None]][0]
+        self.used = draw.sample(range(self.rows + 1), self.rows)
         for row, piece in zip(self.used, self.pieces, strict=True):
             for slot, length, _, _ in piece.parts:
                 self._fill(row, slot, length)

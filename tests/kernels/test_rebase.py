@@ -45,10 +45,10 @@ def test_turns_its_arcs_and_nothing_else(
     assert torch.equal(keys[0], before[0])
     for slot in OTHERS:
         assert torch.equal(keys[1, :, slot], before[1, :, slot])
-    tolerance = {torch.float32: (1e-5, 0.0), torch.float16: (0.0, 2e-3), torch.bfloat16: (0.0, 2**-7)}[dtype]
+    tolerance = {torch.float32: (1e-5, 0.0), torch.float16: (1e-4, 2e-3), torch.bfloat16: (1e-4, 2**-7)}[dtype]
     for slot in (0, 1, 17, 18, 19):
         expected = complex_rotate(before[1, :, slot], -100 * inv_freq(rotary), interleaved)
-        torch.testing.assert_close(keys[1, :, slot].double(), expected, atol=max(tolerance[0], 1e-4), rtol=tolerance[1])
+        torch.testing.assert_close(keys[1, :, slot].double(), expected, atol=tolerance[0], rtol=tolerance[1])
 
 
 @BOTH

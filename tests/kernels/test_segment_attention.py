@@ -75,5 +75,5 @@ def test_splits_depend_on_the_cache_not_on_how_full_it_is() -> None:
     assert kernel.splits(3, 1, 3, 4096, 64, 132) == 64  # 192 programs for 132 processors
     assert kernel.splits(4, 1, 8, 4096, 64, 132) == 32
     assert kernel.splits(4, 8, 8, 4096, 64, 132) == 4
-    assert kernel.splits(3, 1, 3, 300, 64, 132) == 8  # no share without a tile of keys
+    assert kernel.splits(3, 1, 3, 300, 64, 132) == 8  # 5 tiles of keys, rounded up
     assert kernel.splits(17, 1, 3, 4096, 64, 132) == 1
