@@ -43,7 +43,8 @@ def settings(dtype: torch.dtype, cache_dtype: torch.dtype, dim: int, packed: int
     if dtype == torch.float32:  # no tensor cores: products are unrolled, and small tiles fill the registers
         if wide <= 64:
             return Settings(16, 32, 4, 2)
-        return Settings(16, 16, 8 if int8 or wide > 128 else 4, 1 if int8 and wide > 128 else 2)
+        converted = cache_dtype != dtype
+        return Settings(16, 16, 8 if converted or wide > 128 else 4, 1 if converted and wide > 128 else 2)
     if packed <= 16:
         return Settings(16, 32 if int8 and wide > 128 else 64, 4, 3 if wide <= 128 else 2)
     if wide <= 128:

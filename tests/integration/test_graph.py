@@ -24,7 +24,19 @@ from tests.integration.test_oracles import exchange, tokens
 pytest.importorskip("triton")
 
 READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "_to_cpu")
-MAKES = ("empty", "empty_like", "empty_strided", "zeros", "zeros_like", "full", "arange", "scalar_tensor", "lift_fresh")
+MAKES = (
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "zeros",
+    "zeros_like",
+    "full",
+    "arange",
+    "scalar_tensor",
+    "lift_fresh",
+    "clone",
+    "_to_copy",
+)
 CAPTURABLE = [name for name in FAMILIES if name not in ("llama_dynamic", "phi3_longrope")]
 
 
@@ -143,6 +155,22 @@ def test_the_same_launches_for_every_token(family: str, kv_dtype: Any, launches:
     engine.step(rows, [7, 8])
     assert engine._decoders[2] is decode
     assert step_under_the_spy(decode, launches) == first
+
+
+@pytest.mark.parametrize("family", [name for name in CAPTURABLE if name != "gpt_oss"])
+def test_nothing_is_read_on_the_host(family: str, launches: list[Any]) -> None:
+    """On the meta device there are no values: whoever reads one, by whatever call, gets an error."""
+    config = CacheConfig(cache_tokens=96, memory_tokens=16, evict_tokens=8, chunk_tokens=16)
+    engine = Engine(StreamingModel(tiny_model(family).to("meta")), config)
+    row = engine.admit()
+    row.layout.append(config.sink_tokens)
+    row.layout.open_group("turn")
+    engine.step([row], [5])
+    assert row.logits is not None
+    assert row.logits.is_meta
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        row.logits.tolist()
+    assert "attention" in [name for name, *_ in launches]
 
 
 @pytest.mark.parametrize("family", ["llama_dynamic", "phi3_longrope"])
