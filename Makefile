@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+BENCHES := fidelity recall ops
 
 setup: $(STAMP)
 
@@ -35,5 +36,5 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	@set -e; for script in $(filter-out tests/bench/common.py,$(wildcard tests/bench/*.py)); do \
+	@set -e; for script in $(BENCHES:%=tests/bench/%.py); do \
 		echo "== $$script"; $(BIN)/python $$script $(BENCH_ARGS); done

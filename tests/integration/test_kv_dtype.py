@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from memstream.errors import ConfigError
 from memstream.models import LoadedModel
 from memstream.streaming import snapshot
 from memstream.streaming.model import StreamingModel
+from tests.integration import tiny
 from tests.integration.families import tiny_model
 from tests.integration.test_oracles import engine_for, exchange, tokens
 
@@ -95,9 +97,20 @@ def test_pieces_of_any_size_see_the_same_rounded_tokens(size: int) -> None:
     torch.testing.assert_close(got, want, atol=1e-3, rtol=0)  # one layer: no rounding feeds another
 
 
-def test_the_agent_takes_it(smollm2: LoadedModel) -> None:
-    streaming: Any = StreamingModel(smollm2.model)
+def test_smollm2_takes_half_of_a_16_bit_cache(smollm2: LoadedModel) -> None:
+    streaming = StreamingModel(smollm2.model)
     sizes = {
         kind: streaming.new_cache(CacheConfig(cache_tokens=1024, kv_dtype=kind)).bytes for kind in ("bfloat16", "int8")
     }
-    assert sizes["int8"] / sizes["bfloat16"] <= 0.53
+    assert sizes["int8"] / sizes["bfloat16"] == 66 / 128
+
+
+def test_an_agent_with_int8_goes_on_after_a_restart(make: Any, tmp_path: Path) -> None:
+    cache = dataclasses.replace(tiny.CACHE, kv_dtype="int8")
+    whole, first = (make(cache=cache, store=tmp_path / name) for name in ("whole.db", "parted.db"))
+    for turn in range(8):
+        assert whole.chat(f"turn {turn}", user="a").text == first.chat(f"turn {turn}", user="a").text
+    first.close()
+    second = make(cache=cache, store=tmp_path / "parted.db")
+    for turn in range(8, 12):
+        assert whole.chat(f"turn {turn}", user="a").text == second.chat(f"turn {turn}", user="a").text
