@@ -39,7 +39,7 @@ def segment_attention(
         turned: dict[int, Tensor] = {0: query[i]}
         for p, (_, length, _, shift) in enumerate(own):
             if length and shift not in turned:
-                turned[shift] = rotate(query[i], cos[i, p], sin[i, p], partner)
+                turned[shift] = rotate(turned[0], cos[i, p], sin[i, p], partner)
         attended = _row(
             turned,
             (keys[row], None if key_scales is None else key_scales[row]),
