@@ -48,7 +48,7 @@ def settings(dtype: torch.dtype, cache_dtype: torch.dtype, dim: int, packed: int
     if packed <= 16:
         return Settings(16, 32 if int8 and wide > 128 else 64, 4, 3 if wide <= 128 else 2)
     if wide <= 128:
-        return Settings(64 if int8 or wide > 64 else 128, 64, 8, 2)
+        return Settings(64 if int8 or wide > 64 else 128, 64 if dim == wide else 32, 8, 2)
     return Settings(32, 32, 8, 2)
 
 
