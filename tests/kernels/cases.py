@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,13 +179,3 @@ class Attention:
                     seen.append(torch.zeros(1, self.dim, dtype=torch.float64, device=DEVICE))
                 out[i, :, head] = torch.softmax(torch.cat(scores, dim=1), dim=1) @ torch.cat(seen)
         return out
-
-
-def families() -> Iterator[Attention]:
-    """Shapes and features of real models, at small sizes and odd ones."""
-    for dim, rotary, interleaved in ((64, None, False), (80, 20, False), (96, None, False), (24, 12, True)):
-        yield Attention(dim=dim, rotary=rotary, interleaved=interleaved, heads=9, kv_heads=3)
-    yield Attention(dim=128, heads=4, kv_heads=4, rows=1)
-    yield Attention(dim=256, heads=4, kv_heads=1, width=13, softcap=5.0)
-    yield Attention(dim=64, heads=8, kv_heads=1, width=20, sinks=True)
-    yield Attention(dim=16, rotary=0, before_turn=False)

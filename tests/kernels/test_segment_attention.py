@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memstream.kernels.segment_attention import kernel, reference
-from tests.kernels.cases import TOLERANCE, Attention
+from tests.kernels.cases import DEVICE, TOLERANCE, Attention
 
 BOTH = pytest.mark.parametrize("attend", [reference.segment_attention, kernel.launch], ids=["reference", "triton"])
 FEATURES: list[dict[str, Any]] = [
@@ -22,10 +22,31 @@ FEATURES: list[dict[str, Any]] = [
     {"rotary": 12, "interleaved": True},
 ]
 
+MODELS: list[dict[str, Any]] = [  # shapes and features of real ones: Llama, Pythia, Phi-3, GLM, Gemma, gpt-oss, SmolLM3
+    {"dim": 64, "heads": 9, "kv_heads": 3},
+    {"dim": 80, "rotary": 20, "heads": 4, "kv_heads": 4},
+    {"dim": 96, "heads": 4, "kv_heads": 4, "rows": 1},
+    {"dim": 24, "rotary": 12, "interleaved": True},
+    {"dim": 256, "heads": 4, "kv_heads": 1, "width": 13, "softcap": 5.0},
+    {"dim": 64, "heads": 8, "kv_heads": 1, "width": 20, "sinks": True},
+    {"dim": 16, "rotary": 0, "before_turn": False},
+]
+
 
 def check(attend: Any, case: Attention) -> None:
+    """Results and scratch space are filled with NaN, so that what is not written, or read too early, is seen."""
+    shape = (case.rows, case.n, case.heads, case.dim)
+    out = torch.full(shape, torch.nan, dtype=case.dtype, device=DEVICE)
+    work = torch.full((kernel.plan(case.query, case.cache.keys[0]).work_floats,), torch.nan, device=DEVICE)
+    got = attend(**case.arguments, out=out, work=work)
+    assert got is out
+    torch.testing.assert_close(got.double(), case.expected(), atol=TOLERANCE[case.dtype], rtol=0)
+
+
+@BOTH
+def test_without_buffers_it_makes_its_own(attend: Any) -> None:
+    case = Attention()
     got = attend(**case.arguments)
-    assert got.dtype == case.dtype
     assert got.is_contiguous()
     torch.testing.assert_close(got.double(), case.expected(), atol=TOLERANCE[case.dtype], rtol=0)
 
@@ -35,6 +56,12 @@ def check(attend: Any, case: Attention) -> None:
 @pytest.mark.parametrize("features", FEATURES, ids=str)
 def test_features(attend: Any, features: dict[str, Any], n: int) -> None:
     check(attend, Attention(**features, n=n, seed=n))
+
+
+@BOTH
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_models(attend: Any, model: dict[str, Any]) -> None:
+    check(attend, Attention(**model, n=3))
 
 
 @BOTH
