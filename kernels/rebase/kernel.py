@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memstream.kernels.tiles import quantise
+
 BLOCK_SLOTS = 16
 
 
@@ -50,10 +52,7 @@ def rebase_kernel(
     turned = x * c[None, :] + y * s[None, :]
     tl.debug_barrier()  # a vector's two halves may be held by different threads: all reads come before all writes
     if INT8:
-        new = tl.minimum(tl.max(tl.abs(turned), axis=1) / 127.0, 65504.0).to(tl.float16)
-        inverse = tl.where(new > 0.0, 1.0 / tl.where(new > 0.0, new.to(tl.float32), 1.0), 0.0)
-        level = (turned * inverse[:, None] + 12582912.0) - 12582912.0  # to the nearest, ties to even: 1.5 * 2^23
-        level = tl.minimum(tl.maximum(level, -127.0), 127.0)
+        level, new = quantise(turned)
         tl.store(base + d[None, :], level.to(tl.int8), mask=mask)
         tl.store(where, new, mask=there)
     else:

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memstream.kernels.tiles import quantise
+
 BLOCK_TOKENS = 16
 
 
@@ -42,11 +44,7 @@ def write_kernel(
     slot = tl.load(slots + batch * table_stride + token, mask=there, other=0).to(tl.int64)
     target = cache + row * cache_row + head.to(tl.int64) * cache_head + slot[:, None] * D + d[None, :]
     if INT8:
-        wide = x.to(tl.float32)
-        scale = tl.minimum(tl.max(tl.abs(wide), axis=1) / 127.0, 65504.0).to(tl.float16)
-        inverse = tl.where(scale > 0.0, 1.0 / tl.where(scale > 0.0, scale.to(tl.float32), 1.0), 0.0)
-        level = (wide * inverse[:, None] + 12582912.0) - 12582912.0  # to the nearest, ties to even: 1.5 * 2^23
-        level = tl.minimum(tl.maximum(level, -127.0), 127.0)
+        level, scale = quantise(x.to(tl.float32))
         tl.store(target, level.to(tl.int8), mask=mask)
         tl.store(scales + row * scales_row + head.to(tl.int64) * scales_head + slot, scale, mask=there)
     else:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memstream.kernels.dispatch import processors
-from memstream.kernels.products import dot
+from memstream.kernels.tiles import dot
 
 LOG2_E = 1.4426950408889634
 MOST_SPLITS = 64

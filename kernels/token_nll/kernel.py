@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memstream.kernels.dispatch import arch, processors
-from memstream.kernels.products import dot
+from memstream.kernels.tiles import dot
 
 
 class Settings(NamedTuple):
