@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -74,24 +75,21 @@ def test_real_smollm2_in_float32_and_its_greedy_text(request: pytest.FixtureRequ
         smollm2 = request.getfixturevalue("smollm2")
     except ModelNotFoundError as error:
         pytest.skip(str(error))
-    model = smollm2.model.cuda()
-    try:
-        ids = smollm2.tokenizer("The capital of France is Paris. " * 30)["input_ids"][:200]
-        engine = engine_for(model, cache_tokens=512, memory_tokens=0)
-        row = engine.admit()
-        row.layout.open_group("text")
-        engine.feed(row, ids)
-        for _ in range(20):
-            assert row.logits is not None
-            ids.append(int(row.logits.argmax()))
-            engine.step([row], [ids[-1]])
-        model.set_attn_implementation("eager")
-        with torch.no_grad():
-            expected = model(torch.tensor([ids], device="cuda")).logits[0].float()
-        torch.testing.assert_close(row.logits, expected[-1], atol=5e-3, rtol=0)
-        assert ids[200:] == expected[199:-1].argmax(-1).tolist()
-    finally:
-        model.cpu()
+    model = copy.deepcopy(smollm2.model).cuda()  # the fixture is for all tests
+    ids = smollm2.tokenizer("The capital of France is Paris. " * 30)["input_ids"][:200]
+    engine = engine_for(model, cache_tokens=512, memory_tokens=0)
+    row = engine.admit()
+    row.layout.open_group("text")
+    engine.feed(row, ids)
+    for _ in range(20):
+        assert row.logits is not None
+        ids.append(int(row.logits.argmax()))
+        engine.step([row], [ids[-1]])
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(torch.tensor([ids], device="cuda")).logits[0].float()
+    torch.testing.assert_close(row.logits, expected[-1], atol=5e-3, rtol=0)
+    assert ids[200:] == expected[199:-1].argmax(-1).tolist()
 
 
 def test_the_cache_takes_what_it_says() -> None:

@@ -11,9 +11,8 @@ import torch
 
 from memstream.config import CacheConfig
 from memstream.errors import ConfigError
-from memstream.models import LoadedModel
 from memstream.streaming import snapshot
-from memstream.streaming.model import StreamingModel
+from memstream.streaming.cache import Cache
 from tests.integration import tiny
 from tests.integration.families import tiny_model
 from tests.integration.test_oracles import engine_for, exchange, tokens
@@ -97,12 +96,13 @@ def test_pieces_of_any_size_see_the_same_rounded_tokens(size: int) -> None:
     torch.testing.assert_close(got, want, atol=1e-3, rtol=0)  # one layer: no rounding feeds another
 
 
-def test_smollm2_takes_half_of_a_16_bit_cache(smollm2: LoadedModel) -> None:
-    streaming = StreamingModel(smollm2.model)
+def test_int8_takes_half_of_a_16_bit_cache_of_smollm2() -> None:
     sizes = {
-        kind: streaming.new_cache(CacheConfig(cache_tokens=1024, kv_dtype=kind)).bytes for kind in ("bfloat16", "int8")
+        dtype: Cache([(3, 64)] * 30, rows=1, cache_tokens=1024, dtype=dtype, device=torch.device("cpu")).bytes
+        for dtype in (torch.bfloat16, torch.int8)
     }
-    assert sizes["int8"] / sizes["bfloat16"] == 66 / 128
+    assert sizes[torch.bfloat16] == 2 * 30 * 3 * 1024 * 64 * 2
+    assert sizes[torch.int8] / sizes[torch.bfloat16] == 66 / 128
 
 
 def test_an_agent_with_int8_goes_on_after_a_restart(make: Any, tmp_path: Path) -> None:
