@@ -151,7 +151,7 @@ def test_ctrl_c_stops_a_reply_and_twice_leaves(model: Path, tmp_path: Path) -> N
     terminal.until("> ")
     terminal.say("hello\n")
     terminal.until("hello")
-    time.sleep(3)  # the reply has begun, and goes on for minutes
+    terminal.read(lambda: terminal.seen.strip() != "")  # the reply has begun, and goes on for minutes
     terminal.interrupt()
     terminal.until("[cancelled]")
     terminal.until("> ")
