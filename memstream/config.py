@@ -181,7 +181,8 @@ class RecallConfig(_Settings):
         enabled: False keeps storing and indexing, but never recalls.
         max_notes: the most notes recalled at once; the memory segment's room bounds them too.
         query_turns: how many of the latest turns form the query, the newest weighing most.
-        gate: least cosine similarity (-1 to 1) of a hit without a rare-term match;
+        gate: least cosine similarity (-1 to 1) of a hit that holds half of the words that were asked for, each weighed
+            by how rare it is; with none of them it takes 0.25 more, with all of them 0.25 less.
             None: calibrated per embedding space from random pairs.
     """
 

@@ -14,7 +14,11 @@ FinishReason = Literal["stop", "length", "timeout", "cancelled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """Why a memory was found: scores, and its rank (from 1) in each list; None where a list does not hold it."""
+    """Why a memory was found: scores, and its rank (from 1) in each list; None where a list does not hold it.
+
+    ``boosts`` names what else spoke for it: ``date`` where it was said on, or tells of, a day that was asked for,
+    ``speaker`` where the question is about who said it.
+    """
 
     score: float
     dense: float | None = None
@@ -22,6 +26,7 @@ class Why:
     dense_rank: int | None = None
     lexical_rank: int | None = None
     terms: tuple[str, ...] = ()
+    boosts: tuple[str, ...] = ()
     pinned: bool = False
 
 

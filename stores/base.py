@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
@@ -55,36 +55,47 @@ class Scope:
 
 
 class VectorIndex(Protocol):
-    """A cache of the vectors in SQL, searched by inner product. Not thread safe: its owner excludes writers.
+    """A cache of the vectors in SQL, searched by inner product, one scope at a time.
+
+    A scope is a number, see ``vectors.SCOPE``. Not thread safe: its owner excludes writers.
 
     Attributes:
         backend: what the index file says it was written by.
         dimension: of every vector.
+        precision: how far a number of a vector that is given back may be from the stored one.
     """
 
     backend: str
     dimension: int
+    precision: float
 
-    def upsert(self, ids: Ids, vectors: Vectors) -> None:
-        """Adds vectors [n, d] under ids [n], replacing those that are there."""
+    def upsert(self, ids: Ids, vectors: Vectors, scopes: Ids) -> None:
+        """Adds vectors [n, d] of ``scopes`` [n] under ids [n], replacing those that are there."""
 
     def delete(self, ids: Ids) -> int:
         """Removes ids; unknown ones are ignored. Returns how many were removed."""
 
-    def search(self, query: Vectors, candidates: Ids, k: int) -> tuple[Ids, Vectors]:
-        """Finds the at most k best of ``candidates`` for ``query`` [d]: ids and scores, best first, ties by id.
+    def search(self, query: Vectors, scope: int, k: int, *, without: Collection[int] = ()) -> tuple[Ids, Vectors]:
+        """Finds the at most k best of a scope for ``query`` [d]: ids and scores, best first, ties by id.
 
-        Candidates the index does not hold are skipped.
+        Args:
+            query: of length 1.
+            scope: nothing of any other is found.
+            k: how many.
+            without: ids that are not to be found.
         """
+
+    def get(self, ids: Ids) -> tuple[Ids, Vectors]:
+        """Those of the ids that are held [m], and their vectors [m, d]."""
+
+    def scopes_of(self, ids: Ids) -> Ids:
+        """The scope [n] of each id; 0 for those that are not held."""
 
     def count(self) -> int:
         """Number of vectors held."""
 
     def ids(self) -> Ids:
         """All ids, ascending."""
-
-    def get(self, ids: Ids) -> Vectors:
-        """The vectors [n, d] of ids that must all be held."""
 
     def dump(self, file: BinaryIO) -> None:
         """Writes everything to a file opened for writing."""
@@ -93,17 +104,19 @@ class VectorIndex(Protocol):
         """Replaces everything by ``count`` vectors that ``dump`` wrote."""
 
 
-def check_vectors(ids: Sequence[int] | Ids, vectors: Vectors, dimension: int) -> None:
+def check_vectors(ids: Ids, vectors: Vectors, dimension: int, scopes: Ids) -> None:
     """Refuses what would poison an index.
 
     Raises:
         DimensionMismatchError: wrong shape.
-        StoreError: wrong dtype, NaN or infinity, or ids that are not unique.
+        StoreError: wrong dtype, NaN or infinity, ids that are not unique, or no scope.
     """
     if vectors.ndim != 2 or vectors.shape != (len(ids), dimension):
         raise DimensionMismatchError(
             f"vectors have shape {list(vectors.shape)}; {len(ids)} ids need [{len(ids)}, {dimension}]"
         )
+    if scopes.shape != (len(ids),) or (scopes == 0).any():
+        raise StoreError(f"{len(ids)} vectors need as many scopes, none of them 0")
     if vectors.dtype != np.float32:
         raise StoreError(f"vectors are {vectors.dtype}; they must be float32")
     if not np.isfinite(vectors).all():

@@ -1,7 +1,8 @@
-"""The vector index without FAISS: one matrix, searched exactly."""
+"""Vectors in rows, one matrix a scope, searched exactly."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import BinaryIO
 
 import numpy as np
@@ -9,98 +10,202 @@ import numpy as np
 from memstream.errors import StoreCorruptError
 from memstream.stores.base import Ids, Vectors, check_vectors
 
-_BLOCK = 2048  # rows gathered at once: bounds what a search allocates (3 MiB at 384 dimensions)
+_BLOCK = 4096  # rows written at once
 
 
-def best(ids: Ids, scores: Vectors, k: int) -> tuple[Ids, Vectors]:
-    """The k best of ids [n] by scores [n], best first, ties by id."""
+class Rows:
+    """The vectors of one scope in the order of their ids, in arrays that grow by half."""
+
+    def __init__(self, dimension: int) -> None:
+        self._ids = np.empty(0, dtype=np.int64)
+        self._matrix = np.empty((0, dimension), dtype=np.float32)
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    @property
+    def ids(self) -> Ids:
+        """Their ids [n], ascending: a view."""
+        return self._ids[: self._n]
+
+    @property
+    def matrix(self) -> Vectors:
+        """The vectors [n, d]: a view."""
+        return self._matrix[: self._n]
+
+    def find(self, ids: Ids) -> tuple[Ids, Ids]:
+        """Which of the ids are held, and in which rows."""
+        rows = np.searchsorted(self.ids, ids)
+        known = rows < self._n
+        known[known] = self._ids[rows[known]] == ids[known]
+        return ids[known], rows[known]
+
+    def upsert(self, ids: Ids, vectors: Vectors) -> None:
+        """Adds vectors, or replaces those that are there."""
+        known, rows = self.find(ids)
+        if len(known):
+            self._matrix[rows] = vectors[np.isin(ids, known)]
+            fresh = ~np.isin(ids, known)
+            ids, vectors = ids[fresh], vectors[fresh]
+        if not len(ids):
+            return
+        order = np.argsort(ids)
+        first = int(ids[order[0]])
+        self._reserve(self._n + len(ids))
+        at = int(np.searchsorted(self.ids, first))
+        self._ids[self._n : self._n + len(ids)] = ids[order]
+        self._matrix[self._n : self._n + len(ids)] = vectors[order]
+        self._n += len(ids)
+        if at < self._n - len(ids):  # vectors are made in the order of their ids, nearly always
+            again = at + np.argsort(self._ids[at : self._n])
+            self._ids[at : self._n], self._matrix[at : self._n] = self._ids[again], self._matrix[again]
+
+    def _reserve(self, n: int) -> None:
+        if n <= len(self._ids):
+            return
+        capacity = max(n, len(self._ids) * 3 // 2, 8)
+        ids = np.empty(capacity, dtype=np.int64)
+        matrix = np.zeros((capacity, self._matrix.shape[1]), dtype=np.float32)
+        ids[: self._n], matrix[: self._n] = self.ids, self.matrix
+        self._ids, self._matrix = ids, matrix
+
+    def delete(self, ids: Ids) -> int:
+        """Removes ids and their bytes. Returns how many were there."""
+        _, rows = self.find(ids)
+        if not len(rows):
+            return 0
+        kept = np.ones(self._n, dtype=bool)
+        kept[rows] = False
+        first, n = int(rows.min()), self._n - len(rows)
+        self._ids[first:n] = self._ids[first : self._n][kept[first:]]
+        self._matrix[first:n] = self._matrix[first : self._n][kept[first:]]
+        self._matrix[n : self._n] = 0.0  # a forgotten vector does not stay in memory
+        self._n = n
+        return len(rows)
+
+
+def best(ids: Ids, scores: Vectors, k: int, without: Collection[int] = ()) -> tuple[Ids, Vectors]:
+    """The k best of ids [n] by scores [n] outside ``without``, best first, ties by id."""
+    if len(without):
+        kept = ~np.isin(ids, np.fromiter(without, dtype=np.int64))
+        ids, scores = ids[kept], scores[kept]
+    if k < len(ids):
+        near = np.flatnonzero(scores >= np.partition(scores, -k)[-k]) if k > 0 else np.empty(0, dtype=np.int64)
+        ids, scores = ids[near], scores[near]
     order = np.lexsort((ids, -scores))[:k]
     return ids[order], scores[order]
 
 
 class ExactIndex:
-    """Vectors in rows of one float32 matrix that grows by half; a deleted row is filled by the last one."""
+    """A matrix for each scope; a search is one product with it."""
 
     backend = "exact"
+    precision = 0.0
 
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension
-        self._matrix = np.empty((0, dimension), dtype=np.float32)
-        self._row_ids = np.empty(0, dtype=np.int64)
-        self._rows: dict[int, int] = {}
+        self._scopes: dict[int, Rows] = {}
+        self._scope_of: dict[int, int] = {}
 
-    def upsert(self, ids: Ids, vectors: Vectors) -> None:
-        """Adds vectors [n, d] under ids [n], replacing those that are there."""
-        check_vectors(ids, vectors, self.dimension)
-        self._reserve(len(self._rows) + len(ids))
-        for chunk_id, vector in zip(ids.tolist(), vectors, strict=True):
-            row = self._rows.setdefault(chunk_id, len(self._rows))
-            self._matrix[row] = vector
-            self._row_ids[row] = chunk_id
+    def upsert(self, ids: Ids, vectors: Vectors, scopes: Ids) -> None:
+        """Adds vectors [n, d] of ``scopes`` [n] under ids [n], replacing those that are there."""
+        check_vectors(ids, vectors, self.dimension, scopes)
+        moved = [
+            i for i, scope in zip(ids.tolist(), scopes.tolist(), strict=True) if self._scope_of.get(i, scope) != scope
+        ]
+        if moved:
+            self.delete(np.array(moved, dtype=np.int64))
+        for scope in np.unique(scopes).tolist():
+            mine = scopes == scope
+            self._put(scope, ids[mine], vectors[mine])
+            self._scope_of.update(dict.fromkeys(ids[mine].tolist(), scope))
 
-    def _reserve(self, n: int) -> None:
-        if n > len(self._matrix):
-            capacity = max(n, len(self._matrix) * 3 // 2)
-            matrix = np.empty((capacity, self.dimension), dtype=np.float32)
-            row_ids = np.empty(capacity, dtype=np.int64)
-            used = len(self._rows)
-            matrix[:used], row_ids[:used] = self._matrix[:used], self._row_ids[:used]
-            self._matrix, self._row_ids = matrix, row_ids
+    def _put(self, scope: int, ids: Ids, vectors: Vectors) -> None:
+        rows = self._scopes.get(scope)
+        if rows is None:
+            rows = self._scopes[scope] = Rows(self.dimension)
+        rows.upsert(ids, vectors)
 
     def delete(self, ids: Ids) -> int:
         """Removes ids; unknown ones are ignored. Returns how many were removed."""
-        removed = 0
-        for chunk_id in ids.tolist():
-            row = self._rows.pop(chunk_id, None)
-            if row is None:
-                continue
-            removed += 1
-            last = len(self._rows)
-            if row != last:
-                moved = int(self._row_ids[last])
-                self._matrix[row], self._row_ids[row], self._rows[moved] = self._matrix[last], moved, row
-            self._matrix[last] = 0.0  # a forgotten vector does not stay in memory
-        return removed
+        by_scope: dict[int, list[int]] = {}
+        for i in ids.tolist():
+            scope = self._scope_of.pop(i, None)
+            if scope is not None:
+                by_scope.setdefault(scope, []).append(i)
+        for scope, mine in by_scope.items():
+            self._drop(scope, np.array(mine, dtype=np.int64))
+        return sum(map(len, by_scope.values()))
 
-    def search(self, query: Vectors, candidates: Ids, k: int) -> tuple[Ids, Vectors]:
-        """Finds the at most k best of ``candidates`` for ``query`` [d]; see VectorIndex."""
-        known = [(i, row) for i in candidates.tolist() if (row := self._rows.get(i)) is not None]
-        ids = np.array([i for i, _ in known], dtype=np.int64)
-        rows = np.array([row for _, row in known], dtype=np.int64)
-        scores = np.empty(len(rows), dtype=np.float32)
-        for start in range(0, len(rows), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            scores[block] = self._matrix[rows[block]] @ query
-        return best(ids, scores, k)
+    def _drop(self, scope: int, ids: Ids) -> None:
+        rows = self._scopes[scope]
+        rows.delete(ids)
+        if not len(rows):
+            del self._scopes[scope]
+
+    def search(self, query: Vectors, scope: int, k: int, *, without: Collection[int] = ()) -> tuple[Ids, Vectors]:
+        """Finds the at most k best of a scope for ``query`` [d]; see VectorIndex."""
+        rows = self._scopes.get(scope)
+        if rows is None:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+        return best(rows.ids, rows.matrix @ query, k, without)
+
+    def get(self, ids: Ids) -> tuple[Ids, Vectors]:
+        """Those of the ids that are held [m], and their vectors [m, d]."""
+        by_scope: dict[int, list[int]] = {}
+        for i in ids.tolist():
+            scope = self._scope_of.get(i)
+            if scope is not None:
+                by_scope.setdefault(scope, []).append(i)
+        found = [self._read(scope, np.array(mine, dtype=np.int64)) for scope, mine in by_scope.items()]
+        if not found:
+            return np.empty(0, dtype=np.int64), np.empty((0, self.dimension), dtype=np.float32)
+        return np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
+
+    def _read(self, scope: int, ids: Ids) -> tuple[Ids, Vectors]:
+        rows = self._scopes[scope]
+        known, where = rows.find(ids)
+        return known, rows.matrix[where]
+
+    def scopes_of(self, ids: Ids) -> Ids:
+        """The scope [n] of each id; 0 for those that are not held."""
+        return np.array([self._scope_of.get(i, 0) for i in ids.tolist()], dtype=np.int64)
 
     def count(self) -> int:
         """Number of vectors held."""
-        return len(self._rows)
+        return len(self._scope_of)
 
     def ids(self) -> Ids:
         """All ids, ascending."""
-        return np.sort(self._row_ids[: len(self._rows)])
-
-    def get(self, ids: Ids) -> Vectors:
-        """The vectors [n, d] of ids that must all be held."""
-        rows = np.array([self._rows[i] for i in ids.tolist()], dtype=np.int64)
-        return self._matrix[rows]
+        return np.sort(np.fromiter(self._scope_of, dtype=np.int64, count=len(self._scope_of)))
 
     def dump(self, file: BinaryIO) -> None:
-        """Writes ids, then rows, little-endian."""
-        n = len(self._rows)
-        file.write(self._row_ids[:n].astype("<i8", copy=False).tobytes())
-        for start in range(0, n, _BLOCK):
-            file.write(self._matrix[start : min(n, start + _BLOCK)].astype("<f4", copy=False).tobytes())
+        """Writes each scope: number, count, ids and rows, little-endian; vectors as float16, as SQL holds them."""
+        for scope, rows in self._scopes.items():
+            file.write(np.array([scope, len(rows)], dtype="<i8").tobytes())
+            file.write(rows.ids.astype("<i8", copy=False).tobytes())
+            for start in range(0, len(rows), _BLOCK):
+                file.write(rows.matrix[start : start + _BLOCK].astype("<f2").tobytes())
 
     def load(self, file: BinaryIO, count: int) -> None:
         """Replaces everything by ``count`` vectors that ``dump`` wrote."""
-        ids = np.frombuffer(file.read(8 * count), dtype="<i8").astype(np.int64)
-        self.__init__(self.dimension)  # type: ignore[misc]
-        self._reserve(count)
-        for start in range(0, count, _BLOCK):
-            n = min(_BLOCK, count - start)
-            data = file.read(4 * n * self.dimension)
-            if len(data) != 4 * n * self.dimension or len(ids) != count:
-                raise StoreCorruptError("the index file is too short")
-            self.upsert(ids[start : start + n], np.frombuffer(data, dtype="<f4").reshape(n, -1).astype(np.float32))
+        self._scopes, self._scope_of = {}, {}
+        while len(self._scope_of) < count:
+            scope, n = np.frombuffer(_exactly(file, 16), dtype="<i8").tolist()
+            if not 0 < n <= count - len(self._scope_of):
+                raise StoreCorruptError("the index file holds another count than it says")
+            ids = np.frombuffer(_exactly(file, 8 * n), dtype="<i8").astype(np.int64)
+            rows = self._scopes[scope] = Rows(self.dimension)
+            for start in range(0, n, _BLOCK):
+                part = ids[start : start + _BLOCK]
+                data = _exactly(file, 2 * len(part) * self.dimension)
+                rows.upsert(part, np.frombuffer(data, dtype="<f2").reshape(len(part), -1).astype(np.float32))
+            self._scope_of.update(dict.fromkeys(ids.tolist(), scope))
+
+
+def _exactly(file: BinaryIO, n: int) -> bytes:
+    data = file.read(n)
+    if len(data) != n:
+        raise StoreCorruptError("the index file is too short")
+    return data

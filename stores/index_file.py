@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 from memstream.errors import StoreCorruptError, StoreError
 from memstream.stores.base import VectorIndex
 
-_MAGIC = b"memstream-index-1\n"
+_MAGIC = b"memstream-index-2\n"
 _SAVE_TAKES_AT_MOST_S = 600.0
 
 

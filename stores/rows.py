@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, select, update
 
 from memstream.errors import InputError
 from memstream.stores import fulltext
@@ -125,9 +125,19 @@ def users(connection: Connection, namespace: str) -> list[str]:
 
 
 def insert_turn(
-    connection: Connection, conversation_id: int, role: str, text: str, n_tokens: int, state: TurnState
+    connection: Connection,
+    conversation_id: int,
+    role: str,
+    text: str,
+    n_tokens: int,
+    state: TurnState,
+    said: datetime | None = None,
 ) -> int:
-    """Appends a turn; a turn that is not open gets its full-text row at once. Returns its id."""
+    """Appends a turn; a turn that is not open gets its full-text row at once. Returns its id.
+
+    Args:
+        said: when; None means now. Once in the past, so is the conversation.
+    """
     text = storable_text(text)
     statement = insert(db.Turn).values(
         conversation_id=conversation_id,
@@ -135,11 +145,14 @@ def insert_turn(
         role=storable_text(role),
         text=text,
         n_tokens=n_tokens,
-        created=db.now(),
+        created=said or db.now(),
         state=state,
         superseded=False,
     )
     turn_id = connection.execute(statement.returning(db.Turn.id)).scalar_one()
+    if said is not None:
+        later = and_(db.Conversation.id == conversation_id, db.Conversation.created > said)
+        connection.execute(update(db.Conversation).where(later).values(created=said))
     if state != "open":
         fulltext.add_turn(connection, turn_id, owner_of(connection, conversation_id), conversation_id, text)
     return turn_id

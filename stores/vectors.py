@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, case, delete, func, insert, select, update
 
 from memstream.errors import DimensionMismatchError, StoreCorruptError
 from memstream.stores import schema as db
@@ -176,28 +176,32 @@ def count(connection: Connection) -> int:
     return connection.scalar(select(func.count()).select_from(db.Embedding)) or 0
 
 
-def read(connection: Connection, chunk_ids: Collection[int], dimension: int) -> tuple[Ids, Vectors]:
-    """Vectors of chunks: ids [n] and float32 [n, d]; chunks without one are left out."""
+# Whose a chunk is: its owner's number, or minus its conversation's where there is no user.
+SCOPE = case((db.Owner.user_key != "", db.Chunk.owner_id), else_=-db.Chunk.conversation_id)
+_READ = (
+    select(db.Embedding.chunk_id, SCOPE, db.Embedding.vector)
+    .join(db.Chunk, db.Chunk.id == db.Embedding.chunk_id)
+    .join(db.Owner, db.Owner.id == db.Chunk.owner_id)
+)
+
+
+def _arrays(rows: Sequence[Row[int, int, bytes]], dimension: int) -> tuple[Ids, Vectors, Ids]:
+    ids, scopes = np.array([(row[0], row[1]) for row in rows], dtype=np.int64).reshape(-1, 2).T
+    return ids, unpack([row[2] for row in rows], dimension), scopes
+
+
+def read(connection: Connection, chunk_ids: Collection[int], dimension: int) -> tuple[Ids, Vectors, Ids]:
+    """Vectors of chunks: ids [n], float32 [n, d] and scopes [n]; chunks without one are left out."""
     rows = [
-        row
-        for part in batches(chunk_ids)
-        for row in connection.execute(
-            select(db.Embedding.chunk_id, db.Embedding.vector).where(db.Embedding.chunk_id.in_(part))
-        )
+        row for part in batches(chunk_ids) for row in connection.execute(_READ.where(db.Embedding.chunk_id.in_(part)))
     ]
-    return np.array([row[0] for row in rows], dtype=np.int64), unpack([row[1] for row in rows], dimension)
+    return _arrays(rows, dimension)
 
 
-def read_after(connection: Connection, chunk_id: int, limit: int, dimension: int) -> tuple[Ids, Vectors]:
+def read_after(connection: Connection, chunk_id: int, limit: int, dimension: int) -> tuple[Ids, Vectors, Ids]:
     """The next ``limit`` vectors in order of chunk id, for rebuilding an index piece by piece."""
-    statement = (
-        select(db.Embedding.chunk_id, db.Embedding.vector)
-        .where(db.Embedding.chunk_id > chunk_id)
-        .order_by(db.Embedding.chunk_id)
-        .limit(limit)
-    )
-    rows = connection.execute(statement).all()
-    return np.array([row[0] for row in rows], dtype=np.int64), unpack([row[1] for row in rows], dimension)
+    statement = _READ.where(db.Embedding.chunk_id > chunk_id).order_by(db.Embedding.chunk_id).limit(limit)
+    return _arrays(connection.execute(statement).all(), dimension)
 
 
 def read_turns(connection: Connection, turn_ids: Collection[int], dimension: int) -> dict[int, Vectors]:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from memstream.errors import InputError, StoreError
 from memstream.memory import keys
-from memstream.memory.retriever import View, view_of
+from memstream.memory.view import View, view_of
 from memstream.stores import fulltext, rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import Scope

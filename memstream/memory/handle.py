@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -65,7 +66,7 @@ class ConversationHandle:
         if self._release is None:
             raise StoreError(f"conversation {self.scope.conversation!r} was closed; open it again")
 
-    def begin_turn(self, role: str, text: str, n_tokens: int) -> int:
+    def begin_turn(self, role: str, text: str, n_tokens: int, said: datetime | None = None) -> int:
         """Commits a turn before anything else happens; an assistant's turn stays open until it is finished.
 
         NUL and lone surrogates, which no database holds as text, become U+FFFD.
@@ -74,6 +75,7 @@ class ConversationHandle:
             role: ``user``, ``assistant`` or another.
             text: what was said; for an assistant usually nothing yet.
             n_tokens: its length in tokens of the chat model.
+            said: when, of what is taken over from elsewhere; None means now.
 
         Returns:
             The turn's id.
@@ -81,7 +83,7 @@ class ConversationHandle:
         self._check_open()
         with self._store.write() as connection:
             state: TurnState = "open" if role == "assistant" else "complete"
-            return rows.insert_turn(connection, self.id, role, text, n_tokens, state)
+            return rows.insert_turn(connection, self.id, role, text, n_tokens, state, said)
 
     def finish_turn(self, turn_id: int, text: str, n_tokens: int, state: Literal["complete", "cut"]) -> None:
         """Commits the end of an open turn with its full-text row and windows; vectors follow in the background.

@@ -16,7 +16,8 @@ from memstream.stores.sql import SqlStore
 
 _log = logging.getLogger(__name__)
 _PIECE = 64  # texts embedded between two looks at the store
-_CHECKPOINT_EVENTS = 2000
+_CHECKPOINT_EVENTS = 2000  # the index file is written after so many changes,
+_CHECKPOINT_PART = 8  # or, of a large one, after an eighth has changed
 
 
 class Indexer:
@@ -59,6 +60,7 @@ class Indexer:
         assert self._embedder is not None
         embed(self._embedder, ["first"])
         self._index.refresh()
+        self._index.improve()
         then()
 
     def _submit(self, job: Callable[[], None]) -> None:
@@ -86,7 +88,8 @@ class Indexer:
                 assert space is not None
                 vectors.store(connection, space.id, items, matrix)
             self._index.follow()
-            if self._index.unsaved_events >= _CHECKPOINT_EVENTS:
+            self._index.improve()
+            if self._index.unsaved_events >= max(_CHECKPOINT_EVENTS, self._index.count() // _CHECKPOINT_PART):
                 self._index.checkpoint()
 
     def _summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:

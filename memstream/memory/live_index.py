@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Literal
+from collections.abc import Collection
 
 import numpy as np
 from sqlalchemy import Connection, delete, insert, select
@@ -12,14 +12,13 @@ from sqlalchemy import Connection, delete, insert, select
 from memstream.errors import StoreCorruptError
 from memstream.stores import index_file, vectors
 from memstream.stores import schema as db
-from memstream.stores.base import Ids, VectorIndex, Vectors
+from memstream.stores.base import VectorIndex, Vectors
 from memstream.stores.exact_index import ExactIndex
 from memstream.stores.faiss_index import FaissIndex, faiss_installed
 from memstream.stores.index_file import Header
 from memstream.stores.sql import SqlStore
 
 _log = logging.getLogger(__name__)
-IndexKind = Literal["auto", "exact", "faiss"]
 _PIECE = 1024  # vectors read from SQL at once
 
 
@@ -28,11 +27,12 @@ class LiveIndex:
 
     Args:
         store: whose vectors it caches.
-        kind: ``auto`` takes FAISS where it is installed, and the exact index otherwise.
+        kind: ``auto`` takes FAISS where it is installed, and the exact index otherwise; ``faiss:`` may be followed by
+            FAISS's own description of the indexes of large scopes, such as ``IVF4096,SQ8``.
         lazy: takes no memory until something is searched.
     """
 
-    def __init__(self, store: SqlStore, kind: IndexKind, *, lazy: bool = False) -> None:
+    def __init__(self, store: SqlStore, kind: str, *, lazy: bool = False) -> None:
         self._store = store
         self._kind = kind
         self._lazy = lazy
@@ -55,21 +55,44 @@ class LiveIndex:
         if self._index is not None or not self._lazy:
             self.refresh()
 
-    def search(self, query: Vectors, candidates: Ids, k: int) -> tuple[Ids, Vectors]:
-        """The at most k best of the candidates for ``query`` [d]; see VectorIndex. Call ``refresh`` before."""
+    def search(self, query: Vectors, scope: int, k: int, without: Collection[int]) -> list[int]:
+        """The at most k best of a scope for ``query`` [d]; see VectorIndex. Call ``refresh`` before."""
         with self._lock:
             if self._index is None:
-                return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-            return self._index.search(query, candidates, k)
+                return []
+            ids, _ = self._index.search(query, scope, k, without=without)
+            return list(ids.tolist())
 
-    def holds(self, chunk_ids: list[int]) -> bool:
-        """True where any of the chunks is still in the index."""
+    def cosines(self, queries: Vectors, chunk_ids: Collection[int]) -> dict[int, list[float]]:
+        """The cosine of each chunk that is held with each query [n, d]."""
         with self._lock:
-            return self._index is not None and bool(np.isin(self._index.ids(), chunk_ids).any())
+            if self._index is None:
+                return {}
+            ids, matrix = self._index.get(np.fromiter(chunk_ids, dtype=np.int64))
+            return dict(zip(ids.tolist(), (matrix @ queries.T).tolist(), strict=True))
+
+    def holds(self, chunk_ids: Collection[int]) -> bool:
+        """True where any of the chunks is still in the index."""
+        return bool(self.cosines(np.zeros((1, self._index.dimension if self._index else 0), np.float32), chunk_ids))
+
+    def improve(self) -> None:
+        """Builds better indexes for scopes that have grown large. Takes seconds, in which searches go on."""
+        while True:
+            with self._lock:
+                index = self._index
+                if not isinstance(index, FaissIndex) or (scope := index.overgrown()) is None:
+                    return
+                ids, matrix = index.copy(scope)
+            built = index.build(ids, matrix)
+            with self._lock:
+                if index is self._index:
+                    index.install(scope, built)
 
     def _new(self, dimension: int) -> VectorIndex:
-        if self._kind == "faiss" or (self._kind == "auto" and faiss_installed()):
+        if self._kind == "auto" and faiss_installed():
             return FaissIndex(dimension)
+        if self._kind.startswith("faiss"):
+            return FaissIndex(dimension, self._kind.partition(":")[2] or None)
         if self._kind == "auto":
             _log.info("FAISS is not installed; vectors are searched exactly (pip install 'memstream[cpu]' is faster)")
         return ExactIndex(dimension)
@@ -119,10 +142,10 @@ class LiveIndex:
         index = self._new(self._space.dimension)
         last = 0
         while True:
-            ids, matrix = vectors.read_after(connection, last, _PIECE, index.dimension)
+            ids, matrix, scopes = vectors.read_after(connection, last, _PIECE, index.dimension)
             if not len(ids):
                 break
-            index.upsert(ids, matrix)
+            index.upsert(ids, matrix, scopes)
             last = int(ids[-1])
         self._index, self._sequence, self._saved_sequence = index, vectors.last_event(connection), None
 
@@ -140,9 +163,14 @@ class LiveIndex:
         self._index.delete(np.array(gone, dtype=np.int64))
         added = [chunk for chunk, action in changed.items() if action == "add"]
         for start in range(0, len(added), _PIECE):
-            ids, matrix = vectors.read(connection, added[start : start + _PIECE], self._index.dimension)
-            self._index.upsert(ids, matrix)
+            ids, matrix, scopes = vectors.read(connection, added[start : start + _PIECE], self._index.dimension)
+            self._index.upsert(ids, matrix, scopes)
         self._sequence = newest
+
+    def count(self) -> int:
+        """How many vectors are held."""
+        with self._lock:
+            return 0 if self._index is None else self._index.count()
 
     @property
     def unsaved_events(self) -> int:
@@ -189,21 +217,27 @@ class LiveIndex:
             self.refresh()
             if self._index is None:
                 return []
-            held = self._index.ids()
-            n_seen, last, found = 0, 0, []
+            n_seen, last = 0, 0
+            found: list[str] = []
             with self._store.read() as connection:
                 while True:
-                    ids, matrix = vectors.read_after(connection, last, _PIECE, self._index.dimension)
+                    ids, matrix, scopes = vectors.read_after(connection, last, _PIECE, self._index.dimension)
                     if not len(ids):
                         break
                     last = int(ids[-1])
                     n_seen += len(ids)
-                    missing = ids[~np.isin(ids, held)]
-                    if len(missing):
-                        found.append(f"chunk {int(missing[0])} has a vector in the store, but not in the index")
-                        continue
-                    wrong = ids[(self._index.get(ids) != matrix).any(axis=1)]
-                    found.extend(f"the index holds another vector for chunk {int(i)} than the store" for i in wrong[:3])
-            if not found and n_seen != len(held):
-                found.append(f"the index holds {len(held)} vectors, the store {n_seen}")
+                    held = self._index.scopes_of(ids)
+                    found.extend(
+                        f"chunk {i} has a vector in the store, but not in the index" for i in ids[held == 0][:3]
+                    )
+                    elsewhere = ids[(held != 0) & (held != scopes)]
+                    found.extend(f"the index holds chunk {i} in another's scope" for i in elsewhere[:3])
+                    known, vectors_held = self._index.get(ids)
+                    order = np.argsort(known)
+                    expected = matrix[np.isin(ids, known)]
+                    wrong = known[order][(np.abs(vectors_held[order] - expected) > self._index.precision).any(axis=1)]
+                    found.extend(f"the index holds another vector for chunk {i} than the store" for i in wrong[:3])
+            n_held = self._index.count()
+            if not found and n_seen != n_held:
+                found.append(f"the index holds {n_held} vectors, the store {n_seen}")
             return found

@@ -13,11 +13,12 @@ from memstream.memory import forgetting, gate, keys
 from memstream.memory.embedder import Embedder
 from memstream.memory.handle import ConversationHandle
 from memstream.memory.indexer import Indexer
-from memstream.memory.live_index import IndexKind, LiveIndex
+from memstream.memory.live_index import LiveIndex
 from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
-from memstream.memory.retriever import Retriever, make_query, view_of
+from memstream.memory.retriever import Ranked, Retriever
 from memstream.memory.verify import VerifyReport, verify
+from memstream.memory.view import view_of
 from memstream.report import ForgetReceipt, Recalled
 from memstream.stores import fulltext, rows, vectors
 from memstream.stores import schema as db
@@ -25,7 +26,7 @@ from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo
 from memstream.stores.sql import SqlStore
 
-_LEXICAL_GATE = 2.0  # above any cosine: without an embedder only a rare word lets a memory in
+_LEXICAL_GATE = -0.05  # without an embedder, two fifths of the words that were asked for let a memory in
 
 
 class Memory:
@@ -41,20 +42,20 @@ class Memory:
         store: an open store; closed with the memory.
         embedder: None searches words only.
         recall: how much is recalled, and the gate.
-        index: ``auto`` takes FAISS where it is installed.
+        index: ``auto``, ``exact``, ``faiss``, or ``faiss:`` and FAISS's own description; see ``LiveIndex``.
 
     Raises:
         DimensionMismatchError: the store's vectors were made by another embedder.
     """
 
     def __init__(
-        self, store: SqlStore, embedder: Embedder | None, recall: RecallConfig, *, index: IndexKind = "auto"
+        self, store: SqlStore, embedder: Embedder | None, recall: RecallConfig, *, index: str = "auto"
     ) -> None:
         self.store = store
         self._embedder = embedder
         self.config = recall
         self._index = LiveIndex(store, index, lazy=not recall.enabled)
-        self._retriever = Retriever(store, self._index)
+        self._retriever = Retriever(store, self._index, embedder)
         self._gate: float | None = recall.gate
         self._closed = False
         self._indexer = Indexer(store, self._index, embedder)
@@ -185,9 +186,8 @@ class Memory:
         """
         if not self.config.enabled:
             return Recall()
-        query = make_query(query_turns[-self.config.query_turns :], self._embedder)
-        hits, n_considered = self._retriever.rank(scope, query, window_from, self._gate_value())
-        passed = [hit for hit in hits if hit.passed]
+        ranked = self._rank(scope, query_turns[-self.config.query_turns :], window_from)
+        passed = [hit for hit in ranked.hits if hit.passed]
         with self.store.read() as connection:
             view = view_of(connection, scope, window_from)
             pinned = [] if view is None else pinned_facts(connection, view)
@@ -201,17 +201,21 @@ class Memory:
         )
         return Recall(
             notes=notes,
-            n_considered=n_considered,
-            best_score=hits[0].score if hits else None,
-            gated=bool(hits) and not passed,
+            n_considered=ranked.n_considered,
+            best_score=ranked.hits[0].score if ranked.hits else None,
+            gated=bool(ranked.hits) and not passed,
         )
 
     def search(self, scope: Scope, query: str, *, limit: int = 10) -> list[Recalled]:
         """The best memories of a scope for a query, best first, each with why; any shared word is a match."""
-        ready = make_query([query], self._embedder)
-        hits, _ = self._retriever.rank(scope, ready, None, self._gate_value())
+        hits = self._rank(scope, [query], None).hits
         with self.store.read() as connection:
             return recalled(connection, [hit for hit in hits if hit.passed or hit.terms][:limit])
+
+    def _rank(self, scope: Scope, query_turns: Sequence[str], window_from: int | None) -> Ranked:
+        return self._retriever.rank(
+            scope, query_turns, window_from=window_from, gate=self._gate_value(), today=db.now().date()
+        )
 
     def memories(self, scope: Scope, *, limit: int = 50) -> list[Recalled]:
         """The newest facts and live turns of a scope, oldest of them first."""

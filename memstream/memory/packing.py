@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from memstream.memory.retriever import is_question
+from memstream.memory.query import is_question
 from memstream.memory.summarizer import sentences
 from memstream.report import Recalled
 from memstream.stores.fulltext import query_terms
 
 PINNED_SHARE = 3  # pinned facts may take a third of the budget; what they leave goes to the other notes
 _NEAR_DUPLICATE = 0.8  # share of the words of the shorter text that the longer one has too
-_LEAST_SHARE = 0.35  # of the best score: weaker hits only distract
+_LEAST_SHARE = 0.2  # of the best score: weaker hits only distract
 
 CountTokens = Callable[[str], int]
 
@@ -52,55 +52,55 @@ def pack(
         budget_tokens: room for all notes.
         count_tokens: number of tokens a note's text takes when it is rendered.
     """
-    kept: list[Recalled] = []
+    kept: list[_Note] = []
     room = budget_tokens // PINNED_SHARE
     spent = 0
-    for note in pinned:
-        cost = count_tokens(note.text)
-        if spent + cost <= room:
+    for found_note in pinned:
+        note = _Note(found_note, count_tokens(found_note.text))
+        if spent + note.cost <= room:
             kept.append(note)
-            spent += cost
-    chosen: list[tuple[Recalled, int]] = []
-    for note in found:
-        if note.why.score < _LEAST_SHARE * found[0].why.score:
+            spent += note.cost
+    chosen: list[_Note] = []
+    for found_note in found:
+        if found_note.why.score < _LEAST_SHARE * found[0].why.score:
             break
-        if any(note.id == other.id or _same(note.text, other.text) for other in kept):
+        note = _Note(found_note)
+        if any(found_note.id == other.note.id or note.says_the_same(other) for other in kept):
             continue
-        twin = next((i for i, (other, _) in enumerate(chosen) if _same(note.text, other.text)), None)
-        if twin is not None and not _tells_more(note, chosen[twin][0]):
+        twin = next((i for i, other in enumerate(chosen) if note.says_the_same(other)), None)
+        if twin is not None and not note.answers(chosen[twin]):
             continue
         if twin is None and len(chosen) == max_notes:
             continue
-        freed = chosen[twin][1] if twin is not None else 0
-        fitted = _fit(note, budget_tokens - spent + freed, count_tokens)
+        freed = chosen[twin].cost if twin is not None else 0
+        fitted = _fit(found_note, budget_tokens - spent + freed, count_tokens)
         if fitted is None:
             continue
         if twin is not None:
             del chosen[twin]
-        chosen.append(fitted)
+        chosen.append(_Note(*fitted))
         spent += fitted[1] - freed
-    chosen.sort(key=lambda item: (item[0].time, int(item[0].id.partition(":")[2])))
-    return tuple(kept) + tuple(note for note, _ in chosen)
+    chosen.sort(key=lambda item: (item.note.time, int(item.note.id.partition(":")[2])))
+    return tuple(item.note for item in (*kept, *chosen))
 
 
-def _same(one: str, other: str) -> bool:
-    """True where the shorter text says hardly anything the longer one does not."""
-    first, second = set(query_terms(one, 1000)), set(query_terms(other, 1000))
-    shorter = min(len(first), len(second))
-    if shorter == 0:
-        return one.strip() == other.strip()
-    return len(first & second) >= _NEAR_DUPLICATE * shorter
+class _Note:
+    """A note under consideration, with its words and cost in tokens."""
 
+    def __init__(self, note: Recalled, cost: int = 0) -> None:
+        self.note, self.cost = note, cost
+        self._words = frozenset(query_terms(note.text, 1000))
 
-def _tells_more(note: Recalled, other: Recalled) -> bool:
-    """True where, of two notes on the same thing, the first is the statement: told rather than asked or repeated."""
+    def says_the_same(self, other: _Note) -> bool:
+        """True where the shorter text says hardly anything the longer one does not."""
+        shorter = min(len(self._words), len(other._words))
+        if shorter == 0:
+            return self.note.text.strip() == other.note.text.strip()
+        return len(self._words & other._words) >= _NEAR_DUPLICATE * shorter
 
-    def rank(item: Recalled) -> tuple[bool, bool]:
-        return (not is_question(item.text), item.role != "assistant")
-
-    if rank(note) != rank(other):
-        return rank(note) > rank(other)
-    return len(set(query_terms(note.text, 1000))) > 2 * len(set(query_terms(other.text, 1000)))
+    def answers(self, other: _Note) -> bool:
+        """True where the other only asks what this tells."""
+        return is_question(other.note.text) and not is_question(self.note.text)
 
 
 def _fit(note: Recalled, room: int, count_tokens: CountTokens) -> tuple[Recalled, int] | None:

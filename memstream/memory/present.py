@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, select
 
-from memstream.memory.retriever import Hit, View
+from memstream.memory.retriever import Hit
+from memstream.memory.view import View
 from memstream.report import Recalled, Why
 from memstream.stores import rows
 from memstream.stores import schema as db
@@ -37,6 +38,7 @@ def recalled(connection: Connection, hits: Sequence[Hit]) -> list[Recalled]:
             dense_rank=hit.dense_rank,
             lexical_rank=hit.lexical_rank,
             terms=hit.terms,
+            boosts=hit.boosts,
             pinned=hit.fact is not None and hit.fact[0] in pinned,
         )
         if hit.turn is not None:

@@ -1,22 +1,39 @@
-"""Finding what matters: full-text and dense search over one scope, gated, fused, scored turn by turn.
+"""Finding what matters: full-text and dense search over one scope, fused, scored turn by turn, gated.
 
-Windows are scored and single turns are returned: a turn's score is that of the best window that holds it, plus a share
-of its own. The lexical score is BM25 (k1 = 1.2, b = 0.5) over windows, its statistics taken from the scope alone.
+Windows are scored and single turns are returned. All scores are shares: the lexical one is BM25 (k1 = 1.2, b = 0.5;
+statistics of the scope alone) over what a text of average length with every word of the query would score, the dense
+one a cosine. So they add up without being standardised over a scope that nobody could score whole:
+
+    window = lexical + best turn's (cosine + 0.2 if its speaker was asked about - 0.1 if it only asks)
+             + 0.5 x window's cosine + 0.5 x closeness to a date that was asked for
+    turn   = best window that holds it + 0.55 x own lexical + 0.6 x own cosine + 0.1 x own closeness
+             + 0.09 if its speaker was asked about - 0.1 if it only asks
+
+A hit passes the gate where its cosine with the whole question, and the share of the question's words that are in it and
+around it, say enough together:
+
+    cosine + 0.2 x share in the turn + 0.3 x share in its window >= gate + 0.25
+
+or where it holds an identifier that was asked for (a word with a digit, in at most three turns). Words count by how
+rare they are; one that nobody ever said counts most, so that a question about strangers finds nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
 
-import numpy as np
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+from sqlalchemy import Connection, and_, func, or_, select
 
-from memstream.errors import ConfigError
 from memstream.memory.chunker import WINDOW_TURNS
-from memstream.memory.embedder import Embedder, embed
+from memstream.memory.dates import find_dates
+from memstream.memory.embedder import Embedder
 from memstream.memory.live_index import LiveIndex
+from memstream.memory.query import Query, is_question, make_query
+from memstream.memory.view import View, view_of
 from memstream.stores import fulltext, rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import Scope, Vectors
@@ -24,87 +41,35 @@ from memstream.stores.rows import Turn
 from memstream.stores.sql import SqlStore
 
 _K1, _B = 1.2, 0.5
-_NO_WINDOW = 2**62
-_MAX_TERMS = 32
+_TYPICAL_CHARS = 120.0  # a turn of this length counts as average
 _MAX_POSTINGS = 2000  # newest turns looked at per term; a term in more of them says little
 _LEXICAL_TURNS = 96  # turns whose windows are scored
-_DENSE_WINDOWS = 48
+_DENSE_WINDOWS = 64
+_DATED_WINDOWS = 512  # of the dates asked for, newest first; the nearest in meaning of them
 _MAX_SPAN = 64  # sequences a window reaches over at most, gaps included
-_RARE_TURNS = 3  # a word in so few turns is rare,
-_RARE_PART = 50  # or in a fiftieth of them;
-_RARE_PART_ALONE = 8  # in an eighth where there are no vectors to judge by
-_DENSE_WEIGHT = 1.0
-_OWN_SHARE = 0.7
-_BESIDE = 0.5  # of the gate: what a turn must say itself to come in with its window; "Thanks, noted." does not
-_QUESTION_FACTOR = 0.8  # who asked knew less than who told
-_ASSISTANT_FACTOR = 0.9
+_FEW_TURNS = 100  # in a scope of fewer, a word is weighed as if there were so many: it cannot be known to be common
+_RARE_TURNS = 3  # an identifier in so few turns says what is meant
+_COMMON_PART = 8  # a word in an eighth of the turns is all over the place
+_COMMON_TURNS = 32  # of so many turns at least
 
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What one search may see: an owner or a single conversation, minus the asking conversation's window."""
-
-    owner_id: int
-    conversation_id: int | None
-    asking_id: int = -1
-    window_from: int = _NO_WINDOW
-
-    @property
-    def scope_term(self) -> str:
-        """The full-text term every visible row carries."""
-        return f"o{self.owner_id}" if self.conversation_id is None else f"c{self.conversation_id}"
-
-    def chunks(self) -> ColumnElement[bool]:
-        """Which keys are visible, as SQL."""
-        mine = db.Chunk.owner_id == self.owner_id
-        if self.conversation_id is not None:
-            mine = and_(mine, db.Chunk.conversation_id == self.conversation_id)
-        outside = or_(
-            db.Chunk.conversation_id.is_(None),
-            db.Chunk.conversation_id != self.asking_id,
-            db.Chunk.last_sequence.is_(None),
-            db.Chunk.last_sequence < self.window_from,
-        )
-        return and_(mine, outside)
-
-    def turns(self) -> ColumnElement[bool]:
-        """Which turns are visible, as SQL over turns joined with conversations."""
-        mine = db.Conversation.owner_id == self.owner_id
-        if self.conversation_id is not None:
-            mine = and_(mine, db.Turn.conversation_id == self.conversation_id)
-        return and_(mine, self.recallable_turns())
-
-    def recallable_turns(self) -> ColumnElement[bool]:
-        """Which turns under a visible key may be recalled, as SQL over turns alone."""
-        outside = or_(db.Turn.conversation_id != self.asking_id, db.Turn.sequence < self.window_from)
-        return and_(outside, db.Turn.superseded.is_(False), db.Turn.state != "open")
-
-
-def view_of(connection: Connection, scope: Scope, window_from: int | None) -> View | None:
-    """What a scope sees; None where nothing is stored for it.
-
-    Raises:
-        ConfigError: the scope names neither a user nor a conversation.
-    """
-    if scope.user is None and scope.conversation is None:
-        raise ConfigError("a scope without a user needs a conversation: without either it would be everybody's memory")
-    owner_id = rows.find_owner(connection, scope)
-    if owner_id is None:
-        return None
-    conversation_id = None if scope.conversation is None else rows.find_conversation(connection, scope)
-    if scope.user is None and conversation_id is None:
-        return None
-    return View(
-        owner_id,
-        conversation_id if scope.user is None else None,
-        -1 if conversation_id is None else conversation_id,
-        _NO_WINDOW if window_from is None else window_from,
-    )
+_WINDOW_COSINE = 0.5
+_DATE = 0.5
+_OWN_DATE = 0.1
+_DATE_DAYS = 5.0  # people tell of a day within days
+_OWN_LEXICAL = 0.55
+_OWN_COSINE = 0.6
+_SPEAKER = 0.09
+_SPEAKER_IN_WINDOW = 0.2
+_QUESTION = 0.1  # who asked knew less than who told
+_GATE_OWN = 0.2  # of the words that were asked for, those in the turn itself
+_GATE_WINDOW = 0.3  # and those in its window
+_GATE_HALF = 0.25  # what half of the words are worth: the gate is meant for a hit that has so many
+_SPEAKER_PREFIX = re.compile(r"\s*((?:[^\W\d_][\w.'’-]{0,30} ?){1,3}): ")
 
 
 @dataclass(slots=True)
 class Hit:
-    """A turn or fact that passed the gate, with its scores."""
+    """A turn or fact, with its scores; ``boosts`` names what else spoke for it."""
 
     turn: Turn | None
     fact: tuple[int, str] | None
@@ -113,8 +78,26 @@ class Hit:
     lexical: float | None
     terms: tuple[str, ...]
     passed: bool
+    boosts: tuple[str, ...] = ()
     dense_rank: int | None = None
     lexical_rank: int | None = None
+
+
+@dataclass(slots=True)
+class RankedWindow:
+    """A key and its score: the turns it stands for, in order."""
+
+    turns: list[Turn]
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What one search found, best first, and how many memories were searched."""
+
+    hits: list[Hit]
+    windows: list[RankedWindow]
+    n_considered: int
 
 
 @dataclass(slots=True)
@@ -122,76 +105,58 @@ class _Key:
     """A window, summary or fact under consideration."""
 
     turns: list[Turn] = field(default_factory=list)
-    dense: float | None = None
+    dense: float | None = None  # cosine with what tells memories apart
+    whole: float | None = None  # cosine with the whole question
     score: float = 0.0
-    rare: bool = False
+    terms: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """A query made ready outside of any transaction: weighted terms, and its vector where there is an embedder."""
+class _Own:
+    """What a turn has by itself."""
 
-    terms: dict[str, float]
-    newest: frozenset[str]
-    vector: Vectors | None
-
-
-def is_question(text: str) -> bool:
-    """True for a text that only asks."""
-    return text.rstrip().rstrip("\"')").endswith(("?", "？"))
-
-
-def make_query(query_turns: Sequence[str], embedder: Embedder | None) -> Query:
-    """Weighs the latest turns, newest last: the newest counts fully, earlier ones the more the less it says itself."""
-    texts = [text for text in query_turns if text.strip()]
-    if not texts:
-        return Query({}, frozenset(), None)
-    newest = fulltext.query_terms(texts[-1], _MAX_TERMS)
-    weight = 0.15 if len(newest) >= 2 else 0.5
-    terms = dict.fromkeys(newest, 1.0)
-    weights = [1.0]
-    for text in reversed(texts[:-1]):
-        context = [term for term in fulltext.query_terms(text, _MAX_TERMS) if term not in terms]
-        for term in context[: _MAX_TERMS - len(terms)]:
-            terms[term] = weight / len(context)  # a long turn must not drown the newest one
-        weights.append(weight)
-        weight /= 2
-    vector = None
-    if embedder is not None:
-        matrix = embed(embedder, texts[::-1])
-        mixed = np.asarray(weights, dtype=np.float32) @ matrix
-        vector = np.asarray(mixed / max(float(np.linalg.norm(mixed)), 1e-6), dtype=np.float32)
-    return Query(terms, frozenset(newest), vector)
+    lexical: float
+    dense: float  # as in _Key; 0 where it has no vector
+    whole: float | None
+    closeness: float
+    asked: bool  # its speaker was asked about
+    question: bool
 
 
 class Retriever:
     """Ranks the memories of a scope for a query."""
 
-    def __init__(self, store: SqlStore, index: LiveIndex) -> None:
+    def __init__(self, store: SqlStore, index: LiveIndex, embedder: Embedder | None) -> None:
         self._store = store
         self._index = index
+        self._embedder = embedder
 
-    def rank(self, scope: Scope, query: Query, window_from: int | None, gate: float) -> tuple[list[Hit], int]:
-        """All candidates, best first, and how many memories were searched; see ``Hit.passed`` for the gate.
+    def rank(
+        self, scope: Scope, query_turns: Sequence[str], *, window_from: int | None, gate: float, today: date
+    ) -> Ranked:
+        """All candidates, best first; see ``Hit.passed`` for the gate.
 
         Args:
             scope: whose memories.
-            query: from ``make_query``.
+            query_turns: the latest turns, newest last; the newest asks.
             window_from: turns of the asking conversation from this sequence on are left out; None: none are.
-            gate: least cosine of a hit without a rare-term match.
+            gate: least cosine of a hit that holds half of the words that were asked for.
+            today: the day of the question.
         """
         # The index is never asked inside a transaction: its lock is taken before the store's, by everybody.
         with self._store.read() as connection:
             view = view_of(connection, scope, window_from)
-            if view is None:
-                return [], 0
+            query = None if view is None else make_query(query_turns, today=today, oldest=_oldest(connection, view))
+            if view is None or query is None:
+                return Ranked([], [], 0)
             ranking = _Ranking(view, query, gate)
-            ranking.look_up(connection)
-        if query.vector is not None:
+            ranking.look_up(connection, has_vectors=self._embedder is not None)
+        if self._embedder is not None:
+            both = query.embed(self._embedder, ranking.common)
             self._index.refresh()
-            ranking.search_vectors(self._index)
+            ranking.search_vectors(self._index, both)
         with self._store.read() as connection:
-            return ranking.run(connection), ranking.n_considered
+            return ranking.run(connection)
 
 
 class _Ranking:
@@ -202,55 +167,37 @@ class _Ranking:
         self._turn_terms: dict[int, list[str]] = {}
         self._fact_terms: dict[int, list[str]] = {}
         self._idf: dict[str, float] = {}
-        self._rare: set[str] = set()
+        self._identifiers: set[str] = set()
         self._mass = 1.0
-        self._visible: list[int] = []
+        self._window: list[int] = []
+        self._dated: list[int] = []
         self._chosen: set[int] = set()
-        self._dense: dict[int, float] = {}
-        self.n_considered = 0
+        self._both: Vectors | None = None
+        self._dense: dict[int, list[float]] = {}
+        self._n_considered = 0
+        self.common: set[str] = set()
 
-    def look_up(self, connection: Connection) -> None:
+    # --- what may matter
+
+    def look_up(self, connection: Connection, *, has_vectors: bool) -> None:
         """Finds which turns and facts hold which words, and the keys that may be searched."""
         self._connection = connection
         n_turns = self._count_turns()
-        self.n_considered = n_turns + self._count_facts()
+        self._n_considered = n_turns + self._count_facts()
         self._look_up_terms(n_turns)
         self._chosen = self._windows_around(self._best_lexical_turns())
-        if self._query.vector is not None:
-            self._visible = list(connection.scalars(select(db.Chunk.id).where(self._view.chunks())))
+        self._dated = self._windows_of_dates()
+        self._window = list(connection.scalars(select(db.Chunk.id).where(self._view.window())))
+        if not has_vectors:
+            self._chosen |= set(self._dated)
 
-    def search_vectors(self, index: LiveIndex) -> None:
-        """Adds the keys that are near in meaning, and the cosine of those already chosen."""
-        assert self._query.vector is not None
-        for candidates, k in ((self._visible, _DENSE_WINDOWS), (sorted(self._chosen), len(self._chosen))):
-            ids, scores = index.search(self._query.vector, np.array(candidates, dtype=np.int64), k)
-            self._dense.update(zip(ids.tolist(), scores.tolist(), strict=True))
-        self._chosen |= set(self._dense)
-
-    def run(self, connection: Connection) -> list[Hit]:
-        """Scores the turns and facts under the chosen keys, best first; what is gone by now is left out."""
-        self._connection = connection
-        keys, facts = self._find_keys()
-        turns = {turn.id: turn for key in keys.values() for turn in key.turns}
-        turns |= self._recallable([turn_id for turn_id in self._best_lexical_turns() if turn_id not in turns])
-        own_dense = self._own_dense(list(turns))
-        for key in keys.values():
-            self._score_key(key, own_dense)
-        best: dict[int, _Key] = {}
-        for key in keys.values():
-            for turn in key.turns:
-                if turn.id not in best or key.score > best[turn.id].score:
-                    best[turn.id] = key
-        hits = [self._turn_hit(turn, best.get(turn.id), own_dense.get(turn.id)) for turn in turns.values()]
-        hits.extend(self._fact_hits(facts))
-        hits.sort(key=lambda hit: (-hit.score, -(hit.turn.id if hit.turn else 0)))
-        _set_ranks(hits)
-        return hits
-
-    def _recallable(self, turn_ids: list[int]) -> dict[int, Turn]:
-        """Those of the turns that may still be recalled."""
-        statement = select(*rows.TURN_COLUMNS).where(db.Turn.id.in_(turn_ids), self._view.recallable_turns())
-        return {row[0]: Turn(*row) for row in self._connection.execute(statement)}
+    def search_vectors(self, index: LiveIndex, both: Vectors) -> None:
+        """Adds the keys that are near in meaning, and the cosines of those already chosen."""
+        self._both = both
+        self._chosen.update(index.search(both[1], self._view.scope, _DENSE_WINDOWS, self._window))
+        dated = index.cosines(both, self._dated)
+        self._chosen.update(sorted(dated, key=lambda key: -dated[key][1])[:_DENSE_WINDOWS])
+        self._dense = index.cosines(both, self._chosen)
 
     def _count_turns(self) -> int:
         statement = select(func.count()).select_from(db.Turn).join(db.Conversation).where(self._view.turns())
@@ -262,57 +209,29 @@ class _Ranking:
 
     def _look_up_terms(self, n_turns: int) -> None:
         view = self._view
-        rare_below = max(_RARE_TURNS, n_turns // (_RARE_PART if self._query.vector is not None else _RARE_PART_ALONE))
         for term in self._query.terms:
             found = fulltext.turns_with(
                 self._connection, view.scope_term, term, view.asking_id, view.window_from, _MAX_POSTINGS
             )
             facts = fulltext.facts_with(self._connection, view.scope_term, term)
             n = len(found) + len(facts)
-            self._idf[term] = math.log(1 + (max(n_turns, n) - n + 0.5) / (n + 0.5))
-            if 0 < n <= rare_below and term in self._query.newest:
-                self._rare.add(term)
+            self._idf[term] = math.log(1 + (max(n_turns, n, _FEW_TURNS) - n + 0.5) / (n + 0.5))
+            if term in self._query.newest:
+                if 0 < n <= _RARE_TURNS and any(char.isdigit() for char in term):
+                    self._identifiers.add(term)
+                if n_turns >= _COMMON_TURNS and n >= n_turns / _COMMON_PART:
+                    self.common.add(term)
             for turn_id in found:
                 self._turn_terms.setdefault(turn_id, []).append(term)
             for fact_id in facts:
                 self._fact_terms.setdefault(fact_id, []).append(term)
-        self._mass = sum(weight * self._idf[term] for term, weight in self._query.terms.items()) or 1.0
-
-    def _bm25(self, counts: dict[str, int], relative_length: float) -> float:
-        """BM25 as a share of what one occurrence of every query term would score at average length."""
-        norm = _K1 * (1 - _B + _B * relative_length)
-        total = sum(
-            self._query.terms[term] * self._idf[term] * n * (_K1 + 1) / (n + norm) for term, n in counts.items()
-        )
-        return total / self._mass
+        self._mass = max(sum(self._query.terms[term] * idf for term, idf in self._idf.items()), 1e-6)
 
     def _best_lexical_turns(self) -> list[int]:
         def weight(item: tuple[int, list[str]]) -> tuple[float, int]:
             return (-sum(self._query.terms[term] * self._idf[term] for term in item[1]), -item[0])
 
         return [turn_id for turn_id, _ in sorted(self._turn_terms.items(), key=weight)[:_LEXICAL_TURNS]]
-
-    def _find_keys(self) -> tuple[dict[int, _Key], dict[int, float | None]]:
-        """Keys by chunk id with their turns, and the facts found with their cosine."""
-        chosen, dense = self._chosen, self._dense
-        keys: dict[int, _Key] = {}
-        for part in rows.batches(chosen):
-            statement = (
-                select(db.Chunk.id.label("key"), *rows.TURN_COLUMNS)
-                .join(db.Turn, and_(
-                    db.Turn.conversation_id == db.Chunk.conversation_id,
-                    db.Turn.sequence >= db.Chunk.first_sequence,
-                    db.Turn.sequence <= db.Chunk.last_sequence,
-                ))
-                .where(db.Chunk.id.in_(part), self._view.recallable_turns())
-            )  # fmt: skip
-            for row in self._connection.execute(statement):
-                keys.setdefault(row[0], _Key(dense=dense.get(row[0]))).turns.append(Turn(*row[1:]))
-        facts: dict[int, float | None] = dict.fromkeys(self._fact_terms)
-        for part in rows.batches(dense):
-            of_facts = select(db.Chunk.id, db.Chunk.fact_id).where(db.Chunk.id.in_(part), db.Chunk.kind == "fact")
-            facts.update((fact_id, dense[key]) for key, fact_id in self._connection.execute(of_facts) if fact_id)
-        return keys, facts
 
     def _windows_around(self, turn_ids: list[int]) -> set[int]:
         statement = (
@@ -327,53 +246,185 @@ class _Ranking:
         )  # fmt: skip
         return set(self._connection.scalars(statement))
 
-    def _own_dense(self, turn_ids: list[int]) -> dict[int, float]:
-        if self._query.vector is None:
-            return {}
-        own = vectors.read_turns(self._connection, turn_ids, len(self._query.vector))
-        return {turn_id: float(vector @ self._query.vector) for turn_id, vector in own.items()}
+    def _windows_of_dates(self) -> list[int]:
+        """Windows whose last turn was said on a date that was asked for, or a few days around it."""
+        if not self._query.dates:
+            return []
+        before, after = timedelta(days=3), timedelta(days=10)
+        said = [
+            and_(db.Turn.created >= _midnight(span.first - before), db.Turn.created < _midnight(span.last + after))
+            for span in self._query.dates
+        ]
+        statement = (
+            select(db.Chunk.id)
+            .join(db.Turn, and_(
+                db.Turn.conversation_id == db.Chunk.conversation_id, db.Turn.sequence == db.Chunk.last_sequence,
+            ))
+            .where(self._view.chunks(), or_(*said))
+            .order_by(db.Chunk.id.desc())
+            .limit(_DATED_WINDOWS)
+        )  # fmt: skip
+        return list(self._connection.scalars(statement))
 
-    def _score_key(self, key: _Key, own_dense: dict[int, float]) -> None:
+    # --- how much it matters
+
+    def run(self, connection: Connection) -> Ranked:
+        """Scores the turns and facts under the chosen keys, best first; what is gone by now is left out."""
+        self._connection = connection
+        keys, facts = self._find_keys()
+        turns = {turn.id: turn for key in keys.values() for turn in key.turns}
+        turns |= self._recallable([turn_id for turn_id in self._best_lexical_turns() if turn_id not in turns])
+        cosines = self._cosines(list(turns))
+        own = {turn.id: self._judge(turn, cosines.get(turn.id)) for turn in turns.values()}
+        best: dict[int, _Key] = {}
+        for key in keys.values():
+            self._score_key(key, own)
+            for turn in key.turns:
+                if turn.id not in best or key.score > best[turn.id].score:
+                    best[turn.id] = key
+        hits = [self._turn_hit(turn, best.get(turn.id), own[turn.id]) for turn in turns.values()]
+        hits.extend(self._fact_hits(facts))
+        hits.sort(key=lambda hit: (-hit.score, -(hit.turn.id if hit.turn else 0)))
+        _set_ranks(hits)
+        windows = [RankedWindow(key.turns, key.score) for key in keys.values()]
+        windows.sort(key=lambda window: (-window.score, -window.turns[-1].id))
+        return Ranked(hits, windows, self._n_considered)
+
+    def _recallable(self, turn_ids: list[int]) -> dict[int, Turn]:
+        """Those of the turns that may still be recalled."""
+        statement = select(*rows.TURN_COLUMNS).where(db.Turn.id.in_(turn_ids), self._view.recallable_turns())
+        return {row[0]: Turn(*row) for row in self._connection.execute(statement)}
+
+    def _find_keys(self) -> tuple[dict[int, _Key], dict[int, list[float] | None]]:
+        """Keys by chunk id with their turns, and the facts found with their cosines."""
+        keys: dict[int, _Key] = {}
+        for part in rows.batches(self._chosen):
+            statement = (
+                select(db.Chunk.id.label("key"), *rows.TURN_COLUMNS)
+                .join(db.Turn, and_(
+                    db.Turn.conversation_id == db.Chunk.conversation_id,
+                    db.Turn.sequence >= db.Chunk.first_sequence,
+                    db.Turn.sequence <= db.Chunk.last_sequence,
+                ))
+                .where(db.Chunk.id.in_(part), self._view.chunks(), self._view.recallable_turns())
+                .order_by(db.Turn.sequence)
+            )  # fmt: skip
+            for row in self._connection.execute(statement):
+                key = keys.get(row[0])
+                if key is None:
+                    whole, dense = self._dense.get(row[0], (None, None))
+                    key = keys[row[0]] = _Key(dense=dense, whole=whole)
+                key.turns.append(Turn(*row[1:]))
+        facts: dict[int, list[float] | None] = dict.fromkeys(self._fact_terms)
+        for part in rows.batches(self._dense):
+            of_facts = select(db.Chunk.id, db.Chunk.fact_id).where(
+                db.Chunk.id.in_(part), db.Chunk.kind == "fact", self._view.chunks()
+            )
+            facts.update((fact_id, self._dense[key]) for key, fact_id in self._connection.execute(of_facts) if fact_id)
+        return keys, facts
+
+    def _cosines(self, turn_ids: list[int]) -> dict[int, tuple[float, float]]:
+        """Cosines of the turns' own vectors with both vectors of the query."""
+        if self._both is None:
+            return {}
+        own = vectors.read_turns(self._connection, turn_ids, self._both.shape[1])
+        return {
+            turn_id: (float(vector @ self._both[0]), float(vector @ self._both[1])) for turn_id, vector in own.items()
+        }
+
+    def _judge(self, turn: Turn, cosines: tuple[float, float] | None) -> _Own:
+        terms = self._turn_terms.get(turn.id, ())
+        whole, dense = (None, 0.0) if cosines is None else (cosines[0], max(0.0, cosines[1]))
+        return _Own(
+            lexical=self._bm25(dict.fromkeys(terms, 1), len(turn.text) / _TYPICAL_CHARS),
+            dense=dense,
+            whole=whole,
+            closeness=self._closeness(turn),
+            asked=self._is_asked_about(turn),
+            question=is_question(turn.text),
+        )
+
+    def _bm25(self, counts: dict[str, int], relative_length: float) -> float:
+        """The share of what one occurrence of every query term would score at average length."""
+        norm = _K1 * (1 - _B + _B * relative_length)
+        total = sum(
+            self._query.terms[term] * self._idf[term] * n * (_K1 + 1) / (n + norm) for term, n in counts.items()
+        )
+        return total / self._mass
+
+    def _closeness(self, turn: Turn) -> float:
+        """1 for a turn said on a date that was asked for, or that tells of it; less with each day beside it."""
+        if not self._query.dates:
+            return 0.0
+        day = turn.created.date()
+        told, _ = find_dates(turn.text, today=day, oldest=day)
+        days = [day, *(span.first for span in told), *(span.last for span in told)]
+        nearest = min(span.distance(day) for span in self._query.dates for day in days)
+        return math.exp(-nearest / _DATE_DAYS)
+
+    def _is_asked_about(self, turn: Turn) -> bool:
+        """True where the query names who said it (``Name: ...``), or means the one who asks or the one who answers."""
+        named = _SPEAKER_PREFIX.match(turn.text)
+        if named is not None:
+            return not self._query.newest.isdisjoint(fulltext.words(named[1]))
+        return turn.role in self._query.roles
+
+    def _score_key(self, key: _Key, own: dict[int, _Own]) -> None:
         counts: dict[str, int] = {}
         for turn in key.turns:
             for term in self._turn_terms.get(turn.id, ()):
                 counts[term] = counts.get(term, 0) + 1
         length = sum(len(turn.text) for turn in key.turns) / (len(key.turns) * _TYPICAL_CHARS)
-        cosines = [own_dense[turn.id] for turn in key.turns if turn.id in own_dense]
-        if key.dense is not None:
-            cosines.append(key.dense)
-        score = self._bm25(counts, length) + _DENSE_WEIGHT * max(0.0, *cosines, 0.0)
+        mine = [own[turn.id] for turn in key.turns]
+        score = self._bm25(counts, length) + _WINDOW_COSINE * max(0.0, key.dense or 0.0)
+        score += max(o.dense + _SPEAKER_IN_WINDOW * o.asked - _QUESTION * o.question for o in mine)
+        score += _DATE * max(o.closeness for o in mine)
         key.score = score * min(1.0, WINDOW_TURNS / len(key.turns))  # a summary of many turns tells little of each
-        key.rare = not self._rare.isdisjoint(counts)
+        key.terms = set(counts)
 
-    def _turn_hit(self, turn: Turn, key: _Key | None, own: float | None) -> Hit:
+    def _turn_hit(self, turn: Turn, key: _Key | None, own: _Own) -> Hit:
         terms = self._turn_terms.get(turn.id, [])
-        lexical = self._bm25(dict.fromkeys(terms, 1), len(turn.text) / _TYPICAL_CHARS)
-        own_score = lexical + _DENSE_WEIGHT * max(0.0, own or 0.0)
-        score = (own_score if key is None else key.score) + _OWN_SHARE * own_score
-        if is_question(turn.text):
-            score *= _QUESTION_FACTOR
-        if turn.role != "user":
-            score *= _ASSISTANT_FACTOR
-        cosine = max((c for c in (own, key.dense if key else None) if c is not None), default=None)
-        passed = not self._rare.isdisjoint(terms) or (own is not None and own >= self._gate)
-        if key is not None and not passed and (terms or (own or 0.0) >= _BESIDE * self._gate):
-            passed = key.rare or (key.dense is not None and key.dense >= self._gate)
-        return Hit(turn, None, score, cosine, lexical or None, tuple(terms), passed)
+        score = own.lexical + own.dense if key is None else key.score
+        score += _OWN_LEXICAL * own.lexical + _OWN_COSINE * own.dense
+        score += _OWN_DATE * own.closeness + _SPEAKER * own.asked - _QUESTION * own.question
+        cosine = max((c for c in (own.whole, key.whole if key else None) if c is not None), default=None)
+        passed = self._passes(own.whole, terms, key.terms if key else terms)
+        boosts = [name for name, so in (("date", own.closeness > 0.5), ("speaker", own.asked)) if so]
+        return Hit(turn, None, score, cosine, own.lexical or None, tuple(terms), passed, tuple(boosts))
 
-    def _fact_hits(self, facts: dict[int, float | None]) -> list[Hit]:
+    def _passes(self, cosine: float | None, own: Iterable[str], around: Iterable[str]) -> bool:
+        """The gate: see the top of this file."""
+        if not self._identifiers.isdisjoint(own):
+            return True
+        said = _GATE_OWN * self._share(own) + _GATE_WINDOW * self._share(around)
+        return (cosine or 0.0) + said >= self._gate + _GATE_HALF
+
+    def _share(self, terms: Iterable[str]) -> float:
+        """How much of what was asked for is in these words."""
+        return sum(self._query.terms[term] * self._idf[term] for term in terms) / self._mass
+
+    def _fact_hits(self, facts: dict[int, list[float] | None]) -> list[Hit]:
         hits = []
         texts = self._connection.execute(select(db.Fact.id, db.Fact.text).where(db.Fact.id.in_(list(facts))))
         for fact_id, text in texts:
-            terms, dense = self._fact_terms.get(fact_id, []), facts[fact_id]
+            terms = self._fact_terms.get(fact_id, [])
+            whole, dense = facts[fact_id] or (None, 0.0)
             lexical = self._bm25(dict.fromkeys(terms, 1), len(text) / _TYPICAL_CHARS)
-            score = (1 + _OWN_SHARE) * (lexical + _DENSE_WEIGHT * max(0.0, dense or 0.0))
-            passed = not self._rare.isdisjoint(terms) or (dense is not None and dense >= self._gate)
-            hits.append(Hit(None, (fact_id, text), score, dense, lexical or None, tuple(terms), passed))
+            score = (1 + _OWN_LEXICAL) * lexical + (1 + _WINDOW_COSINE + _OWN_COSINE) * max(0.0, dense)
+            passed = self._passes(whole, terms, terms)
+            hits.append(Hit(None, (fact_id, text), score, whole, lexical or None, tuple(terms), passed))
         return hits
 
 
-_TYPICAL_CHARS = 120.0  # a turn of this length counts as average
+def _oldest(connection: Connection, view: View) -> date:
+    """The day of the owner's first conversation."""
+    begun = select(func.min(db.Conversation.created)).where(db.Conversation.owner_id == view.owner_id)
+    found = connection.scalar(begun)
+    return db.now().date() if found is None else found.date()
+
+
+def _midnight(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
 
 
 def _set_ranks(hits: list[Hit]) -> None:

@@ -1,10 +1,12 @@
-"""Answers about what left the cache long ago: memstream beside every other way of asking the same model.
+"""Recall, in two parts.
 
-    python tests/bench/recall.py answers --out r.jsonl [--data DIR]
+    python tests/bench/recall.py answers --out r.jsonl
+    python tests/bench/recall.py evidence --data DIR --out e.jsonl
 
-100 facts of ten kinds are told, at least 20,000 tokens of scripted exchanges follow (prefilled, not generated), then
-every fact is asked about, each time from the same state. An answer is right when the expected string occurs in it,
-case-folded. Greedy, SmolLM2-135M-Instruct.
+``evidence`` measures what is found in real conversations, see locomo.py. ``answers`` asks about what left the cache
+long ago, memstream beside every other way of asking the same model: 100 facts of ten kinds are told, at least 20,000
+tokens of scripted exchanges follow (prefilled, not generated), then every fact is asked about, each time from the same
+state. An answer is right when the expected string occurs in it, case-folded. Greedy, SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import Results
+from common import Results, data_file
+from locomo import evidence
 
 from memstream import Agent, CacheConfig, GenerationConfig, RecallConfig
 from memstream.conversation import NOTES_HEAD, note_line
@@ -186,8 +189,8 @@ def in_window(loaded: Any, fact: Fact) -> tuple[str, bool]:
 
 
 @click.command()
-@click.argument("part", type=click.Choice(["answers"]), default="answers")
-@click.option("--data", type=click.Path(path_type=Path), help="Not used by this part.")
+@click.argument("part", type=click.Choice(["answers", "evidence"]), default="answers")
+@click.option("--data", type=click.Path(path_type=Path), help="Folder of locomo10.json, for PART evidence.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("bench-out/recall.jsonl"), show_default=True)
 @click.option("--facts", "n_facts", default=100, show_default=True, help="Facts told and asked.")
 @click.option("--filler-tokens", default=20_000, show_default=True, help="Tokens between telling and asking.")
@@ -196,9 +199,14 @@ def in_window(loaded: Any, fact: Fact) -> tuple[str, bool]:
 def main(
     part: str, data: Path | None, out: Path, n_facts: int, filler_tokens: int, only: tuple[str, ...], skip_tests: bool
 ) -> None:
-    """Recall benchmarks; PART answers asks about facts that left the cache long ago."""
-    results = Results("recall", out, tests=["tests/integration/test_agent.py"], skip_tests=skip_tests)
-    answers(results, n_facts=n_facts, filler_tokens=filler_tokens, only=set(only or WAYS))
+    """Recall benchmarks; PART answers asks about facts that left the cache long ago, evidence about LoCoMo."""
+    tested = "tests/integration/test_agent.py" if part == "answers" else "tests/stores/test_memory_recall.py"
+    path = data_file(data, "locomo10.json") if part == "evidence" else None
+    results = Results("recall", out, tests=[tested], skip_tests=skip_tests)
+    if part == "answers":
+        answers(results, n_facts=n_facts, filler_tokens=filler_tokens, only=set(only or WAYS))
+    elif path is not None:
+        evidence(results, path)
     results.close()
 
 

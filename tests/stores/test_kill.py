@@ -101,14 +101,13 @@ def check_search(memory: Memory, scope: Scope, rng: random.Random) -> None:
         chunks = select(db.Chunk.id).where(
             db.Chunk.owner_id == owner if scope.user else db.Chunk.conversation_id == conversation
         )
-        candidates = np.array(connection.scalars(chunks).all(), dtype=np.int64)
-        ids, matrix = vectors.read(connection, candidates.tolist(), 16)
-    query = TinyEmbedder().embed([word])[0]
+        ids, matrix, _ = vectors.read(connection, connection.scalars(chunks).all(), 16)
+    query = TinyEmbedder().embed([word])
     memory._index.refresh()
-    got, scores = memory._index.search(query, candidates, 5)
-    best = np.sort(matrix @ query)[::-1][:5]
-    np.testing.assert_allclose(scores, best, atol=1e-5)
-    assert set(got.tolist()) <= set(ids.tolist())
+    got = memory._index.search(query[0], owner if scope.user else -conversation, 5, [])
+    cosines = memory._index.cosines(query, got)
+    np.testing.assert_allclose([cosines[i][0] for i in got], np.sort(matrix @ query[0])[::-1][:5], atol=1e-5)
+    assert set(got) <= set(ids.tolist())
 
 
 def test_kill_at_random_moments(tmp_path: Path, make_memory: MakeMemory) -> None:

@@ -76,10 +76,11 @@ def test_the_vector_is_gone_from_the_index_file(tmp_path: Path, make_memory: Mak
     with memory.store.read() as connection:
         from memstream.stores import vectors
 
-        _, matrix = vectors.read(connection, [1], 16)
-    assert matrix[0].tobytes() in index.read_bytes()
+        _, matrix, _ = vectors.read(connection, [1], 16)
+    saved = vectors.pack(matrix[0])
+    assert saved in index.read_bytes()
     memory.forget(SCOPE, f"turn:{asked}")
-    assert matrix[0].tobytes() not in index.read_bytes()
+    assert saved not in index.read_bytes()
 
 
 def test_echoes_are_listed_and_stay_until_forgotten(make_memory: MakeMemory) -> None:

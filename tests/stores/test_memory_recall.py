@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Any
+from datetime import UTC, date, datetime
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -55,9 +55,10 @@ def test_no_scope_ever_sees_another(
         said += [(scope, i, sequences[i], text) for i, text in zip(ids, texts, strict=True)]
     memory.flush()
     allowed = visible(said, asking, window_from)
-    hits, n_considered = memory._retriever.rank(asking, _query(word), window_from, -1.0)
-    found = {hit.turn.id for hit in hits if hit.turn is not None}
-    assert n_considered == len(allowed)
+    ranked = memory._retriever.rank(asking, [word], window_from=window_from, gate=-1.0, today=date(2026, 11, 30))
+    found = {hit.turn.id for hit in ranked.hits if hit.turn is not None}
+    assert ranked.n_considered == len(allowed)
+    assert {turn.id for window in ranked.windows for turn in window.turns} <= set(allowed)
     assert found <= set(allowed)
     key = words(word)[-1]
     assert {i for i, text in allowed.items() if key in words(text)} <= found  # every turn with the word
@@ -65,12 +66,6 @@ def test_no_scope_ever_sees_another(
     assert {int(note.id[5:]) for note in recall.notes} <= set(allowed)
     assert all(allowed[int(note.id[5:])] == note.text for note in recall.notes)
     memory.close()
-
-
-def _query(word: str) -> Any:
-    from memstream.memory.retriever import make_query
-
-    return make_query([word], TinyEmbedder())
 
 
 def test_dense_candidates_are_the_best_of_the_scope(make_memory: MakeMemory, backend: str) -> None:
@@ -83,16 +78,19 @@ def test_dense_candidates_are_the_best_of_the_scope(make_memory: MakeMemory, bac
     memory.flush()
     with memory.store.read() as connection:
         rows = connection.exec_driver_sql(
-            "SELECT chunks.id, chunks.text FROM chunks JOIN owners ON owners.id = owner_id WHERE user_key = 'u'"
+            "SELECT chunks.id, chunks.text, owners.id FROM chunks JOIN owners ON owners.id = owner_id "
+            "WHERE user_key = 'u'"
         ).all()
     tiny = TinyEmbedder()
     query = tiny.embed(["amber willow"])[0]
-    import numpy as np
-
     scores = tiny.embed([row[1] for row in rows]) @ query
     memory._index.refresh()
-    _ids, got = memory._index.search(query, np.array([row[0] for row in rows]), 10)
-    np.testing.assert_allclose(got, np.sort(scores)[::-1][:10], atol=2e-3)  # SQL keeps float16
+    found = memory._index.search(query, rows[0][2], 10, [])
+    got = memory._index.cosines(query[None], found)
+    best = sorted(scores, reverse=True)[:10]
+    assert [got[i][0] for i in found] == pytest.approx(best, abs=2e-3)  # SQL keeps float16
+    without = memory._index.search(query, rows[0][2], 10, found[:4])
+    assert without[:6] == found[4:]
 
 
 def test_a_scope_without_user_and_conversation_is_refused(make_memory: MakeMemory) -> None:
@@ -216,3 +214,37 @@ def test_recall_and_indexing_do_not_wait_for_each_other_for_ever(make_memory: Ma
     assert not any(thread.is_alive() for thread in threads)
     memory.flush()
     assert memory.verify().problems == ()
+
+
+def test_a_date_that_is_asked_for_speaks_for_what_was_said_then(make_memory: MakeMemory) -> None:
+    memory = make_memory(embedder=None)
+    ids = {}
+    with memory.open_conversation(SCOPE) as handle:
+        for month in range(1, 13):
+            when = datetime(2025, month, 3, 9, tzinfo=UTC)
+            ids[month] = handle.begin_turn("user", f"We went to the lake, trip {month}", 7, when)
+            handle.finish_turn(handle.begin_turn("assistant", "", 0, when), "Nice.", 1, "complete")
+        told = handle.begin_turn("user", "Two weeks ago we went to the lake", 7, datetime(2026, 1, 20, tzinfo=UTC))
+        handle.finish_turn(handle.begin_turn("assistant", "", 0), "Nice.", 1, "complete")
+    memory.flush()
+
+    def asked(question: str) -> tuple[str, tuple[str, ...]]:
+        hit = memory.search(SCOPE, question)[0]
+        return hit.id, hit.why.boosts
+
+    assert asked("What did we do at the lake in May 2025?") == (f"turn:{ids[5]}", ("date", "speaker"))
+    assert asked("Tell us about the lake on 3 September 2025") == (f"turn:{ids[9]}", ("date", "speaker"))
+    assert asked("What happened at the lake on 6 January 2026?") == (f"turn:{told}", ("date",))
+
+
+def test_whose_words_are_asked_for_speaks_for_them(make_memory: MakeMemory) -> None:
+    memory = make_memory(max_notes=1)
+    with memory.open_conversation(SCOPE) as handle:
+        asked, replied = say(handle, "amber river", "amber grove")
+        ann, bob = say(handle, "Ann: velvet willow", "Bob: velvet maple")
+    memory.flush()
+    best = [memory.search(SCOPE, text)[0] for text in ("amber, what did I say?", "amber, what did you say?")]
+    assert [hit.id for hit in best] == [f"turn:{asked}", f"turn:{replied}"]
+    best = [memory.search(SCOPE, text)[0] for text in ("What velvet does Ann have?", "What velvet does Bob have?")]
+    assert [hit.id for hit in best] == [f"turn:{ann}", f"turn:{bob}"]
+    assert best[0].why.boosts == ("speaker",)

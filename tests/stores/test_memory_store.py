@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import random
 import subprocess
@@ -271,7 +272,7 @@ def test_vectors_are_made_in_the_background_and_after_a_crash(tmp_path: Path, ma
     assert memory.verify().pending == 0
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "foreign", "older"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "foreign", "older", "format"])
 def test_a_bad_index_file_is_rebuilt_with_one_line(
     tmp_path: Path, make_memory: MakeMemory, backend: str, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -285,6 +286,9 @@ def test_a_bad_index_file_is_rebuilt_with_one_line(
     whole = index.read_bytes()
     if harm == "flip":
         index.write_bytes(whole[:-30] + bytes([whole[-30] ^ 1]) + whole[-29:])
+    elif harm == "format":  # of the version before
+        old = whole[:-16].replace(b"memstream-index-2", b"memstream-index-1", 1)
+        index.write_bytes(old + hashlib.blake2b(old, digest_size=16).digest())
     elif harm == "cut":
         index.write_bytes(whole[: len(whole) // 2])
     elif harm == "foreign":

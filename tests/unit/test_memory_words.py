@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstream.memory import SqlStore
 from memstream.memory.chunker import MAX_PIECES, estimated_pieces, window_text, windows
+from memstream.memory.dates import find_dates
 from memstream.memory.packing import pack
-from memstream.memory.retriever import is_question, make_query
+from memstream.memory.query import Query, is_question, make_query
 from memstream.memory.summarizer import sentences, summarise
 from memstream.report import Recalled, Why
 from memstream.stores import fulltext
@@ -63,13 +65,86 @@ def test_no_text_is_a_syntax_error_and_its_words_are_found(text: str, other: str
     store.close()
 
 
+def query_of(*turns: str) -> Query:
+    made = make_query(turns, today=date(2026, 11, 30), oldest=date(2025, 6, 1))
+    assert made is not None
+    return made
+
+
 def test_context_weighs_less_than_the_newest_turn() -> None:
-    query = make_query(["The river is high", "amber", "Where is my dentist, please? In Lisbon?"], None)
+    query = query_of("The river is high", "amber", "Where is my dentist, please? In Lisbon?")
     assert query.terms["dentist"] == query.terms["lisbon"] == 1.0
     assert sum(query.terms[t] for t in ("amber", "river", "high")) == pytest.approx(0.15 + 0.075)
     assert query.newest == {"dentist", "lisbon"}
-    assert make_query(["Lisbon", "And there?"], None).terms == {"lisbon": 0.5}
-    assert make_query(["", "  "], None).terms == {}
+    assert query_of("Lisbon", "And there?").terms == {"lisbon": 0.5}
+    assert make_query(["", "  "], today=date(2026, 1, 1), oldest=date(2026, 1, 1)) is None
+
+
+def test_whose_words_are_asked_for() -> None:
+    assert query_of("What is my dentist called?").roles == {"user"}
+    assert query_of("What did you suggest to me?").roles == {"assistant"}
+    assert query_of("When does the train leave?").roles == set()
+
+
+class Letters:
+    """Counts the letters a to z: a vector worked out by hand."""
+
+    name = fingerprint = "letters"
+    dimension = 26
+
+    def embed(self, texts: list[str]) -> Any:
+        counts = np.array([[text.lower().count(chr(97 + i)) + 1e-3 for i in range(26)] for text in texts], np.float32)
+        return counts / np.linalg.norm(counts, axis=1, keepdims=True)
+
+
+def test_the_vector_for_ranking_leaves_out_dates_and_what_is_all_over_the_scope() -> None:
+    whole, distinct = query_of("Did Ann's cat eat on 1 May 2026?").embed(Letters(), {"ann"})
+    np.testing.assert_allclose(whole, Letters().embed(["Did Ann's cat eat on 1 May 2026?"])[0], atol=1e-6)
+    np.testing.assert_allclose(distinct, Letters().embed(["Did cat eat?"])[0], atol=1e-6)
+    whole, distinct = query_of("Ann?").embed(Letters(), {"ann"})  # nothing would be left
+    np.testing.assert_array_equal(whole, distinct)
+
+
+TODAY, OLDEST = date(2026, 11, 30), date(2025, 6, 1)  # a Monday
+
+
+@pytest.mark.parametrize(
+    ("text", "spans", "rest"),
+    [
+        ("What was on 1 May, 2023?", ["2023-05-01"], "What was?"),
+        ("Sent on May 1st 2023.", ["2023-05-01"], "Sent ."),
+        ("Sent 2023-05-01", ["2023-05-01"], "Sent"),
+        ("the first weekend of August 2023", ["2023-08-01 2023-08-31"], "the first weekend"),
+        ("in february 2024", ["2024-02-01 2024-02-29"], ""),
+        ("on the 5th of May", ["2025-05-05", "2026-05-05"], ""),
+        ("since August", ["2025-08-01 2025-08-31", "2026-08-01 2026-08-31"], ""),
+        ("on 29 February", [], "on 29 February"),  # in no year since the oldest memory
+        ("on 31 February 2026", ["2026-02-01 2026-02-28"], "on 31"),
+        ("in 2025", ["2025-01-01 2025-12-31"], ""),
+        ("yesterday", ["2026-11-29"], ""),
+        ("last Monday", ["2026-11-23"], ""),
+        ("last weekend", ["2026-11-28 2026-11-29"], ""),
+        ("last week", ["2026-11-23 2026-11-29"], ""),
+        ("last month", ["2026-10-01 2026-10-31"], ""),
+        ("last year", ["2025-01-01 2025-12-31"], ""),
+        ("two weeks ago", ["2026-11-13 2026-11-19"], ""),
+        ("May I march in 2 minutes? I sat there, Mark.", [], "May I march in 2 minutes? I sat there, Mark."),
+        ("order 48213 of 1200 pieces", [], "order 48213 of 1200 pieces"),
+    ],
+)
+def test_dates(text: str, spans: list[str], rest: str) -> None:
+    found, left = find_dates(text, today=TODAY, oldest=OLDEST)
+    expected = [span.split() for span in spans]
+    assert [(str(span.first), str(span.last)) for span in found] == [(span[0], span[-1]) for span in expected]
+    assert left == rest
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="0123456789 ,-maychfeblst/ofonedawkr", max_size=60), st.dates(), st.dates())
+def test_any_text_may_name_dates(text: str, today: date, oldest: date) -> None:
+    for span in find_dates(text, today=today, oldest=oldest)[0]:
+        assert span.first <= span.last
+        assert span.distance(span.first) == span.distance(span.last) == 0
 
 
 @pytest.mark.parametrize(("text", "expected"), [("Who?", True), ("谁？ ", True), ('"Who?"', True), ("I know.", False)])
@@ -154,7 +229,7 @@ def test_near_duplicates_leave_one_and_the_statement_stays() -> None:
     question = note(1, "What is my dentist called?", 3.0)
     echo = note(4, "Noted, your dentist is called Varga.", 2.9, role="assistant")
     fact = note(3, "My dentist is called Varga.", 2.8)
-    assert packed([question, echo, fact]) == [3]
+    assert packed([question, fact, echo]) == [3]
     assert packed([fact, echo, question]) == [3]
     assert packed([echo]) == [4]
     assert packed([note(1, "amber basil cedar delta", 3.0), note(2, "amber ember fjord grove", 2.9)]) == [1, 2]
