@@ -126,10 +126,10 @@ def turns_with(
     return list(connection.scalars(statement, values))
 
 
-def facts_with(connection: Connection, scope: str, term: str) -> list[int]:
-    """Ids of the facts of a scope that hold a term."""
-    statement = text("SELECT rowid FROM fact_words WHERE fact_words MATCH :match ORDER BY rowid")
-    return list(connection.scalars(statement, {"match": match_expression(scope, [term])}))
+def facts_with(connection: Connection, scope: str, term: str, limit: int) -> list[int]:
+    """Ids of the newest ``limit`` facts of a scope that hold a term, newest first."""
+    statement = text("SELECT rowid FROM fact_words WHERE fact_words MATCH :match ORDER BY rowid DESC LIMIT :limit")
+    return list(connection.scalars(statement, {"match": match_expression(scope, [term]), "limit": limit}))
 
 
 def rows(connection: Connection, table: str) -> dict[int, str]:

@@ -184,7 +184,9 @@ def _echoes(connection: Connection, view: View, memory_id: str, text: str) -> tu
     for term in terms:
         turns = fulltext.turns_with(connection, view.scope_term, term, -1, 0, _ECHO_POSTINGS)
         shared.update(f"turn:{turn_id}" for turn_id in turns)
-        shared.update(f"fact:{fact_id}" for fact_id in fulltext.facts_with(connection, view.scope_term, term))
+        shared.update(
+            f"fact:{fact_id}" for fact_id in fulltext.facts_with(connection, view.scope_term, term, _ECHO_POSTINGS)
+        )
     del shared[memory_id]
     enough = len(terms) if len(terms) <= 2 else _ECHO_SHARE * len(terms)
     found = [other for other, n in shared.items() if n >= enough]

@@ -20,6 +20,7 @@ rare they are; one that nobody ever said counts most, so that a question about s
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -43,7 +44,7 @@ from memstream.stores.sql import SqlStore
 _K1, _B = 1.2, 0.5
 _TYPICAL_CHARS = 120.0  # a turn of this length counts as average
 _MAX_POSTINGS = 2000  # newest turns looked at per term; a term in more of them says little
-_LEXICAL_TURNS = 96  # turns whose windows are scored
+_LEXICAL = 96  # turns whose windows are scored, and facts
 _DENSE_WINDOWS = 64
 _DATED_WINDOWS = 512  # of the dates asked for, newest first; the nearest in meaning of them
 _MAX_SPAN = 64  # sequences a window reaches over at most, gaps included
@@ -185,7 +186,7 @@ class _Ranking:
         n_turns = self._count_turns()
         self._n_considered = n_turns + self._count_facts()
         self._look_up_terms(n_turns)
-        self._chosen = self._windows_around(self._best_lexical_turns())
+        self._chosen = self._windows_around(self._best(self._turn_terms))
         self._dated = self._windows_of_dates()
         self._window = list(connection.scalars(select(db.Chunk.id).where(self._view.window())))
         if not has_vectors:
@@ -204,8 +205,7 @@ class _Ranking:
         return self._connection.scalar(statement) or 0
 
     def _count_facts(self) -> int:
-        statement = select(func.count()).select_from(db.Chunk).where(self._view.chunks(), db.Chunk.kind == "fact")
-        return self._connection.scalar(statement) or 0
+        return self._connection.scalar(select(func.count()).select_from(db.Fact).where(self._view.facts())) or 0
 
     def _look_up_terms(self, n_turns: int) -> None:
         view = self._view
@@ -213,7 +213,7 @@ class _Ranking:
             found = fulltext.turns_with(
                 self._connection, view.scope_term, term, view.asking_id, view.window_from, _MAX_POSTINGS
             )
-            facts = fulltext.facts_with(self._connection, view.scope_term, term)
+            facts = fulltext.facts_with(self._connection, view.scope_term, term, _MAX_POSTINGS)
             n = len(found) + len(facts)
             self._idf[term] = math.log(1 + (max(n_turns, n, _FEW_TURNS) - n + 0.5) / (n + 0.5))
             if term in self._query.newest:
@@ -227,11 +227,13 @@ class _Ranking:
                 self._fact_terms.setdefault(fact_id, []).append(term)
         self._mass = max(sum(self._query.terms[term] * idf for term, idf in self._idf.items()), 1e-6)
 
-    def _best_lexical_turns(self) -> list[int]:
+    def _best(self, terms: dict[int, list[str]]) -> list[int]:
+        """Of the turns or facts with their terms, those that hold the most of what was asked for."""
+
         def weight(item: tuple[int, list[str]]) -> tuple[float, int]:
             return (-sum(self._query.terms[term] * self._idf[term] for term in item[1]), -item[0])
 
-        return [turn_id for turn_id, _ in sorted(self._turn_terms.items(), key=weight)[:_LEXICAL_TURNS]]
+        return [number for number, _ in heapq.nsmallest(_LEXICAL, terms.items(), key=weight)]
 
     def _windows_around(self, turn_ids: list[int]) -> set[int]:
         statement = (
@@ -273,7 +275,7 @@ class _Ranking:
         self._connection = connection
         keys, facts = self._find_keys()
         turns = {turn.id: turn for key in keys.values() for turn in key.turns}
-        turns |= self._recallable([turn_id for turn_id in self._best_lexical_turns() if turn_id not in turns])
+        turns |= self._recallable([turn_id for turn_id in self._best(self._turn_terms) if turn_id not in turns])
         cosines = self._cosines(list(turns))
         own = {turn.id: self._judge(turn, cosines.get(turn.id)) for turn in turns.values()}
         best: dict[int, _Key] = {}
@@ -315,7 +317,7 @@ class _Ranking:
                     whole, dense = self._dense.get(row[0], (None, None))
                     key = keys[row[0]] = _Key(dense=dense, whole=whole)
                 key.turns.append(Turn(*row[1:]))
-        facts: dict[int, list[float] | None] = dict.fromkeys(self._fact_terms)
+        facts: dict[int, list[float] | None] = dict.fromkeys(self._best(self._fact_terms))
         for part in rows.batches(self._dense):
             of_facts = select(db.Chunk.id, db.Chunk.fact_id).where(
                 db.Chunk.id.in_(part), db.Chunk.kind == "fact", self._view.chunks()

@@ -50,6 +50,11 @@ class View:
         """Which keys reach into the asking conversation's window, as SQL: all of the scope but these are visible."""
         return and_(db.Chunk.conversation_id == self.asking_id, db.Chunk.last_sequence >= self.window_from)
 
+    def facts(self) -> ColumnElement[bool]:
+        """Which facts are visible, as SQL."""
+        mine = db.Fact.owner_id == self.owner_id
+        return mine if self.conversation_id is None else and_(mine, db.Fact.conversation_id == self.conversation_id)
+
     def turns(self) -> ColumnElement[bool]:
         """Which turns are visible, as SQL over turns joined with conversations."""
         mine = db.Conversation.owner_id == self.owner_id

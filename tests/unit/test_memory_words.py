@@ -58,10 +58,10 @@ def test_no_text_is_a_syntax_error_and_its_words_are_found(text: str, other: str
         connection.exec_driver_sql("INSERT INTO facts VALUES (1, 1, NULL, '', '2026-01-01 00:00:00')")
         fulltext.add_fact(connection, 1, 1, None, text)
         for term in fulltext.query_terms(text) + fulltext.words(text):
-            assert fulltext.facts_with(connection, "o1", term) == [1]
-            assert fulltext.facts_with(connection, "o11", term) == []
+            assert fulltext.facts_with(connection, "o1", term, 9) == [1]
+            assert fulltext.facts_with(connection, "o11", term, 9) == []
         for term in fulltext.query_terms(other):
-            fulltext.facts_with(connection, "o1", term)
+            fulltext.facts_with(connection, "o1", term, 9)
     store.close()
 
 
