@@ -16,7 +16,7 @@ from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import LiveIndex
 from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
-from memstream.memory.retriever import Ranked, Retriever
+from memstream.memory.retriever import Ranked, Retriever, through_the_gate
 from memstream.memory.verify import VerifyReport, verify
 from memstream.memory.view import view_of
 from memstream.report import ForgetReceipt, Recalled
@@ -187,7 +187,7 @@ class Memory:
         if not self.config.enabled:
             return Recall()
         ranked = self._rank(scope, query_turns[-self.config.query_turns :], window_from)
-        passed = [hit for hit in ranked.hits if hit.passed]
+        passed = through_the_gate(ranked.hits)
         with self.store.read() as connection:
             view = view_of(connection, scope, window_from)
             pinned = [] if view is None else pinned_facts(connection, view)
@@ -210,7 +210,7 @@ class Memory:
         """The best memories of a scope for a query, best first, each with why; any shared word is a match."""
         hits = self._rank(scope, [query], None).hits
         with self.store.read() as connection:
-            return recalled(connection, [hit for hit in hits if hit.passed or hit.terms][:limit])
+            return recalled(connection, [hit for hit in hits if hit.near][:limit])
 
     def _rank(self, scope: Scope, query_turns: Sequence[str], window_from: int | None) -> Ranked:
         return self._retriever.rank(

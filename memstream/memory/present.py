@@ -15,7 +15,7 @@ from memstream.stores import schema as db
 
 def unscored(*, turn: rows.Turn | None = None, fact: tuple[int, str] | None = None) -> Hit:
     """A memory that was looked up rather than searched."""
-    return Hit(turn, fact, 0.0, None, None, (), True)
+    return Hit(turn, fact, 0.0, None, None, (), 0.0, True)
 
 
 def recalled(connection: Connection, hits: Sequence[Hit]) -> list[Recalled]:

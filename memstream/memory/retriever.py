@@ -15,7 +15,8 @@ around it, say enough together:
     cosine + 0.2 x share in the turn + 0.3 x share in its window >= gate + 0.25
 
 or where it holds an identifier that was asked for (a word with a digit, in at most three turns). Words count by how
-rare they are; one that nobody ever said counts most, so that a question about strangers finds nothing.
+rare they are; one that nobody ever said counts most, so that a question about strangers finds nothing. Only hits that
+have a word or half of the gate's cosine in common with the question count; where one passes, the others come with it.
 """
 
 from __future__ import annotations
@@ -64,13 +65,20 @@ _SPEAKER_IN_WINDOW = 0.2
 _QUESTION = 0.1  # who asked knew less than who told
 _GATE_OWN = 0.2  # of the words that were asked for, those in the turn itself
 _GATE_WINDOW = 0.3  # and those in its window
+_NEAR = 0.5  # of the gate: the least cosine of a hit that has no word in common with the question
 _GATE_HALF = 0.25  # what half of the words are worth: the gate is meant for a hit that has so many
 _SPEAKER_PREFIX = re.compile(r"\s*((?:[^\W\d_][\w.'’-]{0,30} ?){1,3}): ")
 
 
 @dataclass(slots=True)
 class Hit:
-    """A turn or fact, with its scores; ``boosts`` names what else spoke for it."""
+    """A turn or fact, with its scores.
+
+    Attributes:
+        evidence: how far it is above the gate (0 and more lets it in), or below.
+        near: says something of what was asked for itself; "Thanks, noted." in a window that passes does not.
+        boosts: what else spoke for it.
+    """
 
     turn: Turn | None
     fact: tuple[int, str] | None
@@ -78,10 +86,17 @@ class Hit:
     dense: float | None
     lexical: float | None
     terms: tuple[str, ...]
-    passed: bool
+    evidence: float
+    near: bool
     boosts: tuple[str, ...] = ()
     dense_rank: int | None = None
     lexical_rank: int | None = None
+
+
+def through_the_gate(hits: Sequence[Hit]) -> list[Hit]:
+    """What may be recalled, in the same order: all that says something itself, if any of it is above the gate."""
+    near = [hit for hit in hits if hit.near]
+    return near if any(hit.evidence >= 0 for hit in near) else []
 
 
 @dataclass(slots=True)
@@ -135,7 +150,7 @@ class Retriever:
     def rank(
         self, scope: Scope, query_turns: Sequence[str], *, window_from: int | None, gate: float, today: date
     ) -> Ranked:
-        """All candidates, best first; see ``Hit.passed`` for the gate.
+        """All candidates, best first; see ``Hit.evidence`` for the gate.
 
         Args:
             scope: whose memories.
@@ -390,16 +405,20 @@ class _Ranking:
         score += _OWN_LEXICAL * own.lexical + _OWN_COSINE * own.dense
         score += _OWN_DATE * own.closeness + _SPEAKER * own.asked - _QUESTION * own.question
         cosine = max((c for c in (own.whole, key.whole if key else None) if c is not None), default=None)
-        passed = self._passes(own.whole, terms, key.terms if key else terms)
+        evidence = self._evidence(own.whole, terms, key.terms if key else terms)
+        near = self._is_near(own.whole, terms)
         boosts = [name for name, so in (("date", own.closeness > 0.5), ("speaker", own.asked)) if so]
-        return Hit(turn, None, score, cosine, own.lexical or None, tuple(terms), passed, tuple(boosts))
+        return Hit(turn, None, score, cosine, own.lexical or None, tuple(terms), evidence, near, tuple(boosts))
 
-    def _passes(self, cosine: float | None, own: Iterable[str], around: Iterable[str]) -> bool:
-        """The gate: see the top of this file."""
+    def _evidence(self, cosine: float | None, own: Iterable[str], around: Iterable[str]) -> float:
+        """How far above the gate: see the top of this file."""
         if not self._identifiers.isdisjoint(own):
-            return True
+            return 1.0
         said = _GATE_OWN * self._share(own) + _GATE_WINDOW * self._share(around)
-        return (cosine or 0.0) + said >= self._gate + _GATE_HALF
+        return (cosine or 0.0) + said - self._gate - _GATE_HALF
+
+    def _is_near(self, cosine: float | None, own: Sequence[str]) -> bool:
+        return bool(own) or (cosine is not None and cosine >= _NEAR * self._gate)
 
     def _share(self, terms: Iterable[str]) -> float:
         """How much of what was asked for is in these words."""
@@ -413,8 +432,19 @@ class _Ranking:
             whole, dense = facts[fact_id] or (None, 0.0)
             lexical = self._bm25(dict.fromkeys(terms, 1), len(text) / _TYPICAL_CHARS)
             score = (1 + _OWN_LEXICAL) * lexical + (1 + _WINDOW_COSINE + _OWN_COSINE) * max(0.0, dense)
-            passed = self._passes(whole, terms, terms)
-            hits.append(Hit(None, (fact_id, text), score, whole, lexical or None, tuple(terms), passed))
+            evidence = self._evidence(whole, terms, terms)
+            hits.append(
+                Hit(
+                    None,
+                    (fact_id, text),
+                    score,
+                    whole,
+                    lexical or None,
+                    tuple(terms),
+                    evidence,
+                    self._is_near(whole, terms),
+                )
+            )
         return hits
 
 

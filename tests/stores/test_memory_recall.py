@@ -248,3 +248,30 @@ def test_whose_words_are_asked_for_speaks_for_them(make_memory: MakeMemory) -> N
     best = [memory.search(SCOPE, text)[0] for text in ("What velvet does Ann have?", "What velvet does Bob have?")]
     assert [hit.id for hit in best] == [f"turn:{ann}", f"turn:{bob}"]
     assert best[0].why.boosts == ("speaker",)
+
+
+def test_the_gate_weighs_words_by_how_rare_they_are(make_memory: MakeMemory) -> None:
+    """Without an embedder: 0.5 x the share of the question's words must reach 0.2.
+
+    In a scope of so few turns words are weighed as in one of 100: one that is in a turn counts
+    ln(1 + 99.5 / 1.5) = 4.21, in two 3.70, in none 5.31.
+    """
+    memory = make_memory(embedder=None)
+    for name, text in (
+        ("a", "My dentist Varga lives in Lisbon"),
+        ("b", "The river is in Lisbon"),
+        ("c", "Order 48213"),
+    ):
+        with memory.open_conversation(Scope("n", "u", name)) as handle:
+            say(handle, text)
+
+    def recalled(question: str) -> set[str]:
+        found = memory.recall(SCOPE, [question], window_from=None, budget_tokens=99, count_tokens=count_words)
+        return {note.text for note in found.notes}
+
+    assert recalled("Which river?") == {"The river is in Lisbon"}
+    assert recalled("Lisbon weather tomorrow") == set()  # 3.70 of 14.32: 0.13
+    assert recalled("river bank") == {"The river is in Lisbon"}  # 4.21 of 9.52: 0.22
+    both = {"My dentist Varga lives in Lisbon", "The river is in Lisbon"}
+    assert recalled("dentist Varga Lisbon") == both  # the second, 0.15, comes in with the first
+    assert recalled("parcel number 48213 still delayed somewhere") == {"Order 48213"}  # an identifier

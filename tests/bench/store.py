@@ -1,0 +1,205 @@
+"""A million memories in one store: how long a search takes, and whether it finds what is nearest.
+
+    python tests/bench/store.py --out s.jsonl [--memories N]
+
+One owner has all N, twenty others 200 each, five 20,000 each. Vectors are synthetic (clusters on the unit sphere, as
+embeddings lie) and so are the texts: embedding a million texts is not the point. Rows are written in bulk; the rate of
+adding is measured on the ordinary path, one remembered fact after another.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import psutil
+from common import Results, say
+from sqlalchemy import insert, text
+
+from memstream import RecallConfig
+from memstream.memory import Memory, Scope, SqlStore
+from memstream.stores import schema as db
+from memstream.stores import vectors
+
+DIMENSION = 384
+PIECE = 20_000
+N_QUERIES = 200
+N_CENTRES = 4000
+WORDS = 20_000  # in the vocabulary, each as frequent as its rank allows (Zipf)
+
+
+class Clusters:
+    """Unit vectors around centres, and texts whose words are drawn by rank; as an embedder, new ones for each text."""
+
+    name = fingerprint = "clusters"
+    dimension = DIMENSION
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._centres = _unit(np.random.default_rng(1).standard_normal((N_CENTRES, DIMENSION)))
+        weights = 1 / np.arange(3, WORDS + 3)
+        self._weights = weights / weights.sum()
+
+    def vectors(self, n: int) -> Any:
+        """float32 [n, d], as float16 holds them."""
+        near = self._centres[self._rng.integers(0, N_CENTRES, n)]
+        noise = self._rng.standard_normal((n, DIMENSION)) * (0.7 / np.sqrt(DIMENSION))
+        return _unit(near + noise).astype(np.float16).astype(np.float32)
+
+    def texts(self, n: int) -> list[str]:
+        """Twelve words each."""
+        drawn = self._rng.choice(WORDS, size=(n, 12), p=self._weights)
+        return [" ".join(f"w{word}" for word in row) for row in drawn]
+
+    def embed(self, texts: list[str]) -> Any:
+        return self.vectors(len(texts))
+
+
+def _unit(matrix: Any) -> Any:
+    return matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+
+
+def fill(store: SqlStore, made: Clusters, space_id: int, user: str, n: int, first: int) -> Any:
+    """Writes n facts of one user, and returns their vectors [n, d]; ids count on from ``first``."""
+    kept = []
+    with store.write(durable=False) as connection:
+        owner_id = connection.execute(
+            insert(db.Owner).values(namespace="n", user_key=user).returning(db.Owner.id)
+        ).scalar_one()
+    for start in range(0, n, PIECE):
+        size = min(PIECE, n - start)
+        ids, texts, matrix = range(first + start, first + start + size), made.texts(size), made.vectors(size)
+        kept.append(matrix)
+        with store.write(durable=False) as connection:
+            now = db.now()
+            rows = [{"id": i, "owner_id": owner_id, "text": t, "created": now} for i, t in zip(ids, texts, strict=True)]
+            connection.execute(insert(db.Fact), rows)
+            words = [{"id": i, "scope": f"o{owner_id}", "text": t} for i, t in zip(ids, texts, strict=True)]
+            connection.execute(text("INSERT INTO fact_words (rowid, scope, text) VALUES (:id, :scope, :text)"), words)
+            keys = [{**row, "kind": "fact", "fact_id": row["id"]} for row in rows]
+            for key in keys:
+                del key["created"]
+            connection.execute(insert(db.Chunk), keys)
+            blobs = [
+                {"chunk_id": i, "space_id": space_id, "vector": vectors.pack(v)}
+                for i, v in zip(ids, matrix, strict=True)
+            ]
+            connection.execute(insert(db.Embedding), blobs)
+            connection.execute(insert(db.Event), [{"action": "add", "chunk_id": i} for i in ids])
+        if n > PIECE and start % (PIECE * 5) == 0:
+            say(f"  {user}: {start + size} written")
+    return np.concatenate(kept)
+
+
+@contextmanager
+def timed(results: Results, metric: str, **settings: Any) -> Iterator[None]:
+    """Records how many seconds the block took."""
+    began = time.perf_counter()
+    yield
+    results.add("scale", metric, time.perf_counter() - began, "s", **settings)
+
+
+def times(results: Results, name: str, search: Callable[[int], object], n: int = N_QUERIES, **settings: Any) -> None:
+    """Median and 99th percentile of n searches, in milliseconds."""
+    taken = []
+    for i in range(n):
+        began = time.perf_counter()
+        search(i)
+        taken.append(1e3 * (time.perf_counter() - began))
+    for label, quantile in (("p50", 0.5), ("p99", 0.99)):
+        results.add("scale", f"{label}_ms_{name}", float(np.quantile(taken, quantile)), "ms", n=n, **settings)
+
+
+def recall_at_10(found: list[list[int]], matrix: Any, queries: Any, first: int) -> float:
+    """The share of the ten nearest, by looking at all, that were found."""
+    right = 0
+    for ids, query in zip(found, queries, strict=True):
+        scores = matrix @ query
+        right += len(set((np.argpartition(-scores, 10)[:10] + first).tolist()) & set(ids))
+    return right / (10 * len(found))
+
+
+def measure(results: Results, folder: Path, n: int) -> None:
+    """Fills a store, opens it as a restart would, and searches."""
+    path, made, process = folder / "store.db", Clusters(2), psutil.Process()
+    Memory(SqlStore.open(path), made, RecallConfig()).close()
+    store = SqlStore.open(path)
+    with store.read() as connection:
+        space = vectors.find_space(connection)
+    assert space is not None
+    sizes = {**{f"small{i}": 200 for i in range(20)}, **{f"middle{i}": 20_000 for i in range(5)}, "all": n}
+    firsts, matrices, first = {}, {}, 1
+    with timed(results, "fill_in_bulk_s", memories=sum(sizes.values())):
+        for user, size in sizes.items():
+            firsts[user], matrices[user] = first, fill(store, made, space.id, user, size, first)
+            first += size
+    store.close()
+    results.add("scale", "file_bytes", path.stat().st_size, "bytes", memories=first - 1)
+    held = sum(matrix.nbytes for matrix in matrices.values())
+    before = process.memory_info().rss
+    memory = Memory(SqlStore.open(path), made, RecallConfig())
+    with timed(results, "index_from_sql_s"):
+        memory._index.refresh()
+    with timed(results, "build_large_s"):
+        memory._index.improve()
+    results.add("scale", "index_memory_bytes", process.memory_info().rss - before, "bytes", vectors_float32=held)
+    with timed(results, "save_index_s"):
+        memory._index.checkpoint()
+    memory.close()
+    memory = Memory(SqlStore.open(path), made, RecallConfig())
+    with timed(results, "reopen_s"):
+        memory._index.refresh()
+    with memory.store.read() as connection:
+        owners = dict(connection.execute(text("SELECT user_key, id FROM owners")).all())
+    queries = Clusters(3).vectors(N_QUERIES)
+    for name, users in (("scope_200", "small"), ("scope_20000", "middle"), ("all", "all")):
+        mine = [user for user in sizes if user.startswith(users)]
+        found: list[list[int]] = []
+
+        def search(i: int, mine: list[str] = mine, found: list[list[int]] = found) -> None:
+            found.append(memory._index.search(queries[i], owners[mine[i % len(mine)]], 10, []))
+
+        times(results, name, search)
+        right = [
+            recall_at_10([found[i]], matrices[mine[i % len(mine)]], queries[i : i + 1], firsts[mine[i % len(mine)]])
+            for i in range(N_QUERIES)
+        ]
+        results.add(
+            "scale", f"recall_at_10_{name}" if name != "all" else "recall_at_10", float(np.mean(right)), "share"
+        )
+    asked = Clusters(4).texts(N_QUERIES)
+    for name, user in (("scope_200", "small0"), ("scope_20000", "middle0"), ("all", "all")):
+        scope = Scope("n", user)
+        times(results, f"whole_search_{name}", lambda i, scope=scope: memory.search(scope, asked[i]), 50)
+    began = time.perf_counter()
+    for i in range(500):
+        memory.remember(Scope("n", f"new{i % 50}"), asked[i % N_QUERIES])
+    results.add("scale", "remembered_per_s", 500 / (time.perf_counter() - began), "1/s")
+    memory.flush()
+    results.add("scale", "remembered_and_indexed_per_s", 500 / (time.perf_counter() - began), "1/s")
+    memory.close()
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("bench-out/store.jsonl"), show_default=True)
+@click.option("--memories", default=1_000_000, show_default=True, help="Memories of the largest owner.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Where the store is made; a temporary folder if not given."
+)
+@click.option("--skip-tests", is_flag=True, help="Measure even where the tests were not run; noted in the output.")
+def main(out: Path, memories: int, folder: Path | None, skip_tests: bool) -> None:
+    """Searches a store of a million memories."""
+    results = Results("store", out, tests=["tests/stores/test_index_protocol.py"], skip_tests=skip_tests)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        measure(results, Path(made), memories)
+    results.close()
+
+
+if __name__ == "__main__":
+    main()
