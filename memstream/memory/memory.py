@@ -210,7 +210,7 @@ class Memory:
         """The best memories of a scope for a query, best first, each with why; any shared word is a match."""
         hits = self._rank(scope, [query], None).hits
         with self.store.read() as connection:
-            return recalled(connection, [hit for hit in hits if hit.near][:limit])
+            return recalled(connection, [hit for hit in hits if hit.terms or (hit.near and hit.evidence >= 0)][:limit])
 
     def _rank(self, scope: Scope, query_turns: Sequence[str], window_from: int | None) -> Ranked:
         return self._retriever.rank(
