@@ -16,7 +16,7 @@ from memstream.stores.exact_index import ExactIndex, best
 LARGE = 20_000  # a scope of more vectors is worth an index of its own
 _GROWN = 4  # times the size it was trained at: trained anew
 _PER_LIST = 64  # vectors a list is trained on
-_PROBED = 32  # one of so many lists is searched
+_PROBED = 8  # one of so many lists is searched
 _LEAST_PROBED = 16
 _FILE_BLOCK = 1 << 20
 _ADDED_AT_ONCE = 65_536
