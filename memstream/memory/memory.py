@@ -12,11 +12,12 @@ from memstream.errors import ConfigError, InputError
 from memstream.memory import forgetting, gate, keys
 from memstream.memory.embedder import Embedder
 from memstream.memory.handle import ConversationHandle
+from memstream.memory.hits import Ranked, through_the_gate
 from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import LiveIndex
 from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
-from memstream.memory.retriever import Ranked, Retriever, through_the_gate
+from memstream.memory.retriever import Retriever
 from memstream.memory.verify import VerifyReport, verify
 from memstream.memory.view import view_of
 from memstream.report import ForgetReceipt, Recalled

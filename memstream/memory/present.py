@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, select
 
-from memstream.memory.retriever import Hit
+from memstream.memory.hits import Hit
 from memstream.memory.view import View
 from memstream.report import Recalled, Why
 from memstream.stores import rows

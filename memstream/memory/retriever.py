@@ -33,9 +33,10 @@ from sqlalchemy import Connection, and_, func, or_, select
 from memstream.memory.chunker import WINDOW_TURNS
 from memstream.memory.dates import find_dates
 from memstream.memory.embedder import Embedder
+from memstream.memory.hits import Hit, Ranked, RankedWindow, set_ranks
 from memstream.memory.live_index import LiveIndex
 from memstream.memory.query import Query, is_question, make_query
-from memstream.memory.view import View, view_of
+from memstream.memory.view import View, oldest_day, view_of
 from memstream.stores import fulltext, rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import Scope, Vectors
@@ -68,52 +69,6 @@ _GATE_WINDOW = 0.3  # and those in its window
 _NEAR = 0.5  # of the gate: the least cosine of a hit that has no word in common with the question
 _GATE_HALF = 0.25  # what half of the words are worth: the gate is meant for a hit that has so many
 _SPEAKER_PREFIX = re.compile(r"\s*((?:[^\W\d_][\w.'’-]{0,30} ?){1,3}): ")
-
-
-@dataclass(slots=True)
-class Hit:
-    """A turn or fact, with its scores.
-
-    Attributes:
-        evidence: how far it is above the gate (0 and more lets it in), or below.
-        near: says something of what was asked for itself; "Thanks, noted." in a window that passes does not.
-        boosts: what else spoke for it.
-    """
-
-    turn: Turn | None
-    fact: tuple[int, str] | None
-    score: float
-    dense: float | None
-    lexical: float | None
-    terms: tuple[str, ...]
-    evidence: float
-    near: bool
-    boosts: tuple[str, ...] = ()
-    dense_rank: int | None = None
-    lexical_rank: int | None = None
-
-
-def through_the_gate(hits: Sequence[Hit]) -> list[Hit]:
-    """What may be recalled, in the same order: all that says something itself, if any of it is above the gate."""
-    near = [hit for hit in hits if hit.near]
-    return near if any(hit.evidence >= 0 for hit in near) else []
-
-
-@dataclass(slots=True)
-class RankedWindow:
-    """A key and its score: the turns it stands for, in order."""
-
-    turns: list[Turn]
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """What one search found, best first, and how many memories were searched."""
-
-    hits: list[Hit]
-    windows: list[RankedWindow]
-    n_considered: int
 
 
 @dataclass(slots=True)
@@ -162,7 +117,7 @@ class Retriever:
         # The index is never asked inside a transaction: its lock is taken before the store's, by everybody.
         with self._store.read() as connection:
             view = view_of(connection, scope, window_from)
-            query = None if view is None else make_query(query_turns, today=today, oldest=_oldest(connection, view))
+            query = None if view is None else make_query(query_turns, today=today, oldest=oldest_day(connection, view))
             if view is None or query is None:
                 return Ranked([], [], 0)
             ranking = _Ranking(view, query, gate)
@@ -302,7 +257,7 @@ class _Ranking:
         hits = [self._turn_hit(turn, best.get(turn.id), own[turn.id]) for turn in turns.values()]
         hits.extend(self._fact_hits(facts))
         hits.sort(key=lambda hit: (-hit.score, -(hit.turn.id if hit.turn else 0)))
-        _set_ranks(hits)
+        set_ranks(hits)
         windows = [RankedWindow(key.turns, key.score) for key in keys.values()]
         windows.sort(key=lambda window: (-window.score, -window.turns[-1].id))
         return Ranked(hits, windows, self._n_considered)
@@ -448,20 +403,5 @@ class _Ranking:
         return hits
 
 
-def _oldest(connection: Connection, view: View) -> date:
-    """The day of the owner's first conversation."""
-    begun = select(func.min(db.Conversation.created)).where(db.Conversation.owner_id == view.owner_id)
-    found = connection.scalar(begun)
-    return db.now().date() if found is None else found.date()
-
-
 def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day, tzinfo=UTC)
-
-
-def _set_ranks(hits: list[Hit]) -> None:
-    """Numbers the hits in the dense and in the lexical list, from 1."""
-    for rank, hit in enumerate(sorted((h for h in hits if h.dense is not None), key=lambda h: -(h.dense or 0.0)), 1):
-        hit.dense_rank = rank
-    for rank, hit in enumerate(sorted((h for h in hits if h.lexical), key=lambda h: -(h.lexical or 0.0)), 1):
-        hit.lexical_rank = rank

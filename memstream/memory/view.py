@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date
 
-from sqlalchemy import ColumnElement, Connection, and_, or_
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from memstream.errors import ConfigError
 from memstream.stores import rows
@@ -88,3 +89,11 @@ def view_of(connection: Connection, scope: Scope, window_from: int | None) -> Vi
         -1 if conversation_id is None else conversation_id,
         _NO_WINDOW if window_from is None else window_from,
     )
+
+
+def oldest_day(connection: Connection, view: View) -> date:
+    """The day of the owner's first conversation; today where there is none."""
+    found = connection.scalar(
+        select(func.min(db.Conversation.created)).where(db.Conversation.owner_id == view.owner_id)
+    )
+    return (db.now() if found is None else found).date()

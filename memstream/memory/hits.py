@@ -1,0 +1,62 @@
+"""What a search found: turns and facts with their scores, the windows they were found under, and the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memstream.stores.rows import Turn
+
+
+@dataclass(slots=True)
+class Hit:
+    """A turn or fact, with its scores.
+
+    Attributes:
+        evidence: how far it is above the gate (0 and more lets it in), or below.
+        near: says something of what was asked for itself; "Thanks, noted." in a window that passes does not.
+        boosts: what else spoke for it.
+    """
+
+    turn: Turn | None
+    fact: tuple[int, str] | None
+    score: float
+    dense: float | None
+    lexical: float | None
+    terms: tuple[str, ...]
+    evidence: float
+    near: bool
+    boosts: tuple[str, ...] = ()
+    dense_rank: int | None = None
+    lexical_rank: int | None = None
+
+
+def through_the_gate(hits: Sequence[Hit]) -> list[Hit]:
+    """What may be recalled, in the same order: all that says something itself, if any of it is above the gate."""
+    near = [hit for hit in hits if hit.near]
+    return near if any(hit.evidence >= 0 for hit in near) else []
+
+
+@dataclass(slots=True)
+class RankedWindow:
+    """A key and its score: the turns it stands for, in order."""
+
+    turns: list[Turn]
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What one search found, best first, and how many memories were searched."""
+
+    hits: list[Hit]
+    windows: list[RankedWindow]
+    n_considered: int
+
+
+def set_ranks(hits: list[Hit]) -> None:
+    """Numbers the hits in the dense and in the lexical list, from 1."""
+    for rank, hit in enumerate(sorted((h for h in hits if h.dense is not None), key=lambda h: -(h.dense or 0.0)), 1):
+        hit.dense_rank = rank
+    for rank, hit in enumerate(sorted((h for h in hits if h.lexical), key=lambda h: -(h.lexical or 0.0)), 1):
+        hit.lexical_rank = rank
