@@ -22,7 +22,7 @@ _DAYS_OF = {"day": 1, "week": 7, "month": 30, "year": 365}
 
 _MONTH = "|".join(sorted([*_MONTHS, *_SHORT], key=len, reverse=True))
 _DAY = r"(\d{1,2})(?:st|nd|rd|th)?"
-_LEAD = r"(?:\b(?:on|in|of|during|since|around|about|by|until|till|before|after|as of|the)\s+)*"
+_LEAD = r"(?:\b(?:on|in|of|during|since|around|about|by|until|till|before|after|as of|the)\s+){0,3}"
 _CALENDAR_NEEDS = r"\b(?:in|of|during|since|around|by|until|till|before|after|early|late|mid|last|this)\s+"
 
 
@@ -53,7 +53,7 @@ def find_dates(text: str, *, today: date, oldest: date) -> tuple[list[Span], str
         def take(match: re.Match[str], read: _Reader = read) -> str:
             try:
                 spans = read(match, today, oldest)
-            except (ValueError, OverflowError):  # 31 February, the year 0
+            except (ValueError, OverflowError):  # 31 February, the year 9999
                 return match[0]
             found.extend(spans)
             return " "
@@ -71,13 +71,24 @@ def _month(name: str) -> int:
     return (_MONTHS | _SHORT)[name.lower().rstrip(".")]
 
 
+def _known(year: int) -> int:
+    """A year that has days before and after it.
+
+    Raises:
+        ValueError: it is at an end of the calendar.
+    """
+    if not 1 < year < 9999:
+        raise ValueError(f"the year {year}")
+    return year
+
+
 def _day(year: int, month: int, day: int) -> Span:
-    when = date(year, month, day)
+    when = date(_known(year), month, day)
     return Span(when, when)
 
 
 def _whole_month(year: int, month: int) -> Span:
-    return Span(date(year, month, 1), date(year, month, calendar.monthrange(year, month)[1]))
+    return Span(date(_known(year), month, 1), date(year, month, calendar.monthrange(year, month)[1]))
 
 
 def _each_year(today: date, oldest: date, make: Callable[[int], Span]) -> list[Span]:

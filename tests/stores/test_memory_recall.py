@@ -234,6 +234,7 @@ def test_a_date_that_is_asked_for_speaks_for_what_was_said_then(make_memory: Mak
 
     assert asked("What did we do at the lake in May 2025?") == (f"turn:{ids[5]}", ("date", "speaker"))
     assert asked("Tell us about the lake on 3 September 2025") == (f"turn:{ids[9]}", ("date", "speaker"))
+    assert memory.search(SCOPE, "What happened at the lake on 0001-01-01, or on 9999-12-31?")
     assert asked("What happened at the lake on 6 January 2026?") == (f"turn:{told}", ("date",))
 
 

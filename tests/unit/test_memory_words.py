@@ -139,6 +139,17 @@ def test_dates(text: str, spans: list[str], rest: str) -> None:
     assert left == rest
 
 
+@pytest.mark.parametrize("text", ["What happened on 0001-01-01?", "on 9999-12-31", "and on 31 December 9999?"])
+def test_a_day_at_the_end_of_the_calendar_is_no_date(text: str) -> None:
+    found, _ = find_dates(text, today=TODAY, oldest=OLDEST)
+    assert all(OLDEST.year <= span.first.year <= TODAY.year for span in found)  # the days around it can be asked for
+
+
+def test_a_long_text_of_little_words_is_read_in_no_time() -> None:
+    text = "in the " * 100_000
+    assert find_dates(text, today=TODAY, oldest=OLDEST) == ([], text)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="0123456789 ,-maychfeblst/ofonedawkr", max_size=60), st.dates(), st.dates())
 def test_any_text_may_name_dates(text: str, today: date, oldest: date) -> None:
