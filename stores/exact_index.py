@@ -129,14 +129,21 @@ class ExactIndex:
 
     def delete(self, ids: Ids) -> int:
         """Removes ids; unknown ones are ignored. Returns how many were removed."""
-        by_scope: dict[int, list[int]] = {}
-        for i in ids.tolist():
-            scope = self._scope_of.pop(i, None)
-            if scope is not None:
-                by_scope.setdefault(scope, []).append(i)
-        for scope, mine in by_scope.items():
+        n = len(self._scope_of)
+        for scope, mine in self._by_scope(ids).items():
             self._drop(scope, np.array(mine, dtype=np.int64))
-        return sum(map(len, by_scope.values()))
+            for i in mine:
+                del self._scope_of[i]
+        return n - len(self._scope_of)
+
+    def _by_scope(self, ids: Ids) -> dict[int, list[int]]:
+        """Those of the ids that are held, by their scopes."""
+        found: dict[int, list[int]] = {}
+        for i in dict.fromkeys(ids.tolist()):
+            scope = self._scope_of.get(i)
+            if scope is not None:
+                found.setdefault(scope, []).append(i)
+        return found
 
     def _drop(self, scope: int, ids: Ids) -> None:
         rows = self._scopes[scope]
@@ -153,11 +160,7 @@ class ExactIndex:
 
     def get(self, ids: Ids) -> tuple[Ids, Vectors]:
         """Those of the ids that are held [m], and their vectors [m, d]."""
-        by_scope: dict[int, list[int]] = {}
-        for i in ids.tolist():
-            scope = self._scope_of.get(i)
-            if scope is not None:
-                by_scope.setdefault(scope, []).append(i)
+        by_scope = self._by_scope(ids)
         found = [self._read(scope, np.array(mine, dtype=np.int64)) for scope, mine in by_scope.items()]
         if not found:
             return np.empty(0, dtype=np.int64), np.empty((0, self.dimension), dtype=np.float32)
