@@ -1,9 +1,9 @@
-"""Words of a text, and the FTS5 rows that find them.
+"""Words of a text, and the full-text rows that find them.
 
-Texts are split here, not by SQLite, so that any text can be indexed and searched without a syntax error: words are
-case-folded and freed of accents; Chinese, Japanese, Korean, Thai and the like, which set no spaces, become single
-characters and bigrams. FTS5 then only splits at spaces and stems English words (``porter ascii``). Each row also holds
-scope terms (``o<owner> c<conversation>``), so that a search walks the words of one scope only.
+Texts are split here, not by the database, so that any text can be indexed and searched without a syntax error: words
+are case-folded and freed of accents; Chinese, Japanese, Korean, Thai and the like, which set no spaces, become single
+characters and bigrams. FTS5 (SQLite) or a ``tsvector`` (PostgreSQL) then only splits at spaces and stems English words.
+Each row also holds scope terms (``o<owner> c<conversation>``), so that a search walks the words of one scope only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -100,36 +100,44 @@ def _drop(connection: Connection, table: str, ids: Iterable[int]) -> int:
     return sum(connection.execute(statement, {"id": row_id}).rowcount for row_id in ids)
 
 
-def match_expression(scope: str, terms: Sequence[str]) -> str:
-    """An FTS5 expression for rows of ``scope`` that hold any of ``terms`` (as ``words`` made them)."""
-    return f'scope : "{scope}" AND text : (' + " OR ".join(f'"{term}"' for term in terms) + ")"
+def holds(connection: Connection, table: str) -> str:
+    """A condition on rows of a full-text table: those with the word ``:term`` in the scope ``:scope``."""
+    if connection.dialect.name == "sqlite":
+        return f"""{table} MATCH ('scope : "' || :scope || '" AND text : "' || :term || '"')"""
+    scope = "CAST(''':' || :scope || '''' AS tsquery)"
+    return f"{table}.words @@ ({scope} && plainto_tsquery('pg_catalog.english', :term))"
+
+
+def holds_all(connection: Connection, table: str, terms: Sequence[str]) -> TextClause:
+    """A condition on rows of a full-text table without scopes: those with all the terms (as ``words`` made them)."""
+    if connection.dialect.name == "sqlite":
+        return text(f"{table} MATCH :terms").bindparams(terms=" AND ".join(f'"{term}"' for term in terms))
+    return text(f"{table}.words @@ plainto_tsquery('pg_catalog.english', :terms)").bindparams(terms=" ".join(terms))
 
 
 def turns_with(
     connection: Connection, scope: str, term: str, asking_id: int, window_from: int, limit: int
 ) -> list[int]:
-    """Ids of the newest ``limit`` turns of a scope that hold a term, newest first.
+    """Ids of the newest ``limit`` turns of a scope that hold a term (as ``words`` made it), newest first.
 
     Turns of conversation ``asking_id`` count only below sequence ``window_from``.
     """
     statement = text(
         "SELECT turn_words.rowid FROM turn_words JOIN turns ON turns.id = turn_words.rowid "
-        "WHERE turn_words MATCH :match AND (turns.conversation_id <> :asking OR turns.sequence < :window_from) "
+        f"WHERE {holds(connection, 'turn_words')} "
+        "AND (turns.conversation_id <> :asking OR turns.sequence < :window_from) "
         "ORDER BY turn_words.rowid DESC LIMIT :limit"
     )
-    values = {
-        "match": match_expression(scope, [term]),
-        "asking": asking_id,
-        "window_from": window_from,
-        "limit": limit,
-    }
+    values = {"scope": scope, "term": term, "asking": asking_id, "window_from": window_from, "limit": limit}
     return list(connection.scalars(statement, values))
 
 
 def facts_with(connection: Connection, scope: str, term: str, limit: int) -> list[int]:
     """Ids of the newest ``limit`` facts of a scope that hold a term, newest first."""
-    statement = text("SELECT rowid FROM fact_words WHERE fact_words MATCH :match ORDER BY rowid DESC LIMIT :limit")
-    return list(connection.scalars(statement, {"match": match_expression(scope, [term]), "limit": limit}))
+    statement = text(
+        f"SELECT rowid FROM fact_words WHERE {holds(connection, 'fact_words')} ORDER BY rowid DESC LIMIT :limit"
+    )
+    return list(connection.scalars(statement, {"scope": scope, "term": term, "limit": limit}))
 
 
 def rows(connection: Connection, table: str) -> dict[int, str]:
@@ -138,12 +146,12 @@ def rows(connection: Connection, table: str) -> dict[int, str]:
 
 
 def optimize(connection: Connection) -> None:
-    """Merges the full-text indexes, so that deleted words leave their shadow tables."""
+    """Merges the FTS5 indexes, so that deleted words leave their shadow tables."""
     for table in ("turn_words", "fact_words"):
         connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('optimize')"))
 
 
 def check(connection: Connection) -> None:
-    """Compares both full-text indexes with their contents; FTS5 raises when they differ."""
+    """Compares both FTS5 indexes with their contents; FTS5 raises when they differ."""
     for table in ("turn_words", "fact_words"):
         connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')"))

@@ -1,7 +1,7 @@
 """Log lines and their templates in SQL, inside the caller's transaction.
 
-Words of whole lines are in the FTS5 table ``line_words``, which keeps no second copy of the text; words of templates,
-without what varies, in ``template_words``.
+Words of whole lines are in the full-text table ``line_words``, in SQLite without a second copy of the text; words of
+templates, without what varies, in ``template_words``.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     ForeignKey,
     LargeBinary,
+    Select,
     String,
     Text,
+    column,
     func,
     insert,
     select,
+    table,
     text,
     update,
 )
@@ -60,6 +64,10 @@ class LineRow(Base):
     time: Mapped[datetime | None] = mapped_column(UtcTime)
     level: Mapped[str | None] = mapped_column(String)
     text: Mapped[str] = mapped_column(Text)
+
+
+_LINE_WORD = table("line_words", column("rowid", BigInteger)).c.rowid
+_TEMPLATE_WORD = table("template_words", column("rowid", BigInteger)).c.rowid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,21 +160,20 @@ def count_templates(connection: Connection) -> int:
 
 def templates_with(connection: Connection, term: str) -> list[int]:
     """Ids of the templates that hold a term (as ``fulltext.words`` made it)."""
-    statement = text("SELECT rowid FROM template_words WHERE template_words MATCH :match ORDER BY rowid")
-    return list(connection.scalars(statement, {"match": f'"{term}"'}))
+    statement = select(_TEMPLATE_WORD).where(fulltext.holds_all(connection, "template_words", [term]))
+    return list(connection.scalars(statement.order_by(_TEMPLATE_WORD)))
 
 
 def any_line_with(connection: Connection, terms: Sequence[str]) -> bool:
     """True where some line holds all the terms."""
-    statement = text("SELECT rowid FROM line_words WHERE line_words MATCH :match LIMIT 1")
-    return connection.scalar(statement, {"match": _all_of(terms)}) is not None
+    return connection.scalar(_lines_with(connection, terms).limit(1)) is not None
 
 
 def count_by_template(connection: Connection, terms: Sequence[str]) -> dict[int, int]:
     """How many lines hold all the terms, by template."""
     statement = (
         select(LineRow.template_id, func.count())
-        .where(*_holding(terms), LineRow.template_id.is_not(None))
+        .where(*_holding(connection, terms), LineRow.template_id.is_not(None))
         .group_by(LineRow.template_id)
     )
     return {row[0]: row[1] for row in connection.execute(statement) if row[0] is not None}
@@ -179,7 +186,7 @@ def lines_of(
     statement = (
         select(StreamRow.name, LineRow.number, LineRow.time, LineRow.level, LineRow.text)
         .join(StreamRow, StreamRow.id == LineRow.stream_id)
-        .where(LineRow.template_id == template_id, *_holding(terms))
+        .where(LineRow.template_id == template_id, *_holding(connection, terms))
         .order_by(LineRow.id.desc() if newest else LineRow.id)
         .limit(limit)
     )
@@ -190,15 +197,12 @@ def lines_of(
     return found[::-1] if newest else found
 
 
-def _holding(terms: Sequence[str]) -> list[ColumnElement[bool]]:
-    if not terms:
-        return []
-    rows = text("SELECT rowid FROM line_words WHERE line_words MATCH :match").bindparams(match=_all_of(terms))
-    return [LineRow.id.in_(rows)]
+def _holding(connection: Connection, terms: Sequence[str]) -> list[ColumnElement[bool]]:
+    return [LineRow.id.in_(_lines_with(connection, terms))] if terms else []
 
 
-def _all_of(terms: Sequence[str]) -> str:
-    return " AND ".join(f'"{term}"' for term in terms)
+def _lines_with(connection: Connection, terms: Sequence[str]) -> Select[int]:
+    return select(_LINE_WORD).where(fulltext.holds_all(connection, "line_words", terms))
 
 
 def template_texts(connection: Connection, template_ids: Sequence[int]) -> dict[int, str]:

@@ -1,12 +1,17 @@
-"""Ordered migrations. Applied names are kept in the table ``migrations``; a name this code does not know is newer."""
+"""Ordered migrations of SQLite; PostgreSQL's are in postgres_schema.py.
+
+Applied names are kept in the table ``migrations``; a name this code does not know is newer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, inspect, select, text
+from sqlalchemy import Connection, insert, inspect, select, text
+from sqlalchemy.schema import CreateTable
 
 from memstream.errors import StoreVersionError
+from memstream.stores import postgres_schema
 from memstream.stores.schema import Migration, now
 
 APPLICATION_ID = 0x6D656D73  # "mems", in the SQLite header: how a memstream store is told from other databases
@@ -71,6 +76,24 @@ CREATE VIRTUAL TABLE template_words USING fts5(text, tokenize = 'porter ascii');
 CREATE VIRTUAL TABLE line_words USING fts5(text, tokenize = 'porter ascii', content = '')
 """
 
+_SPACES = """
+ALTER TABLE spaces ADD COLUMN serving BOOLEAN NOT NULL DEFAULT TRUE;
+CREATE TABLE embeddings_new (chunk_id INTEGER NOT NULL REFERENCES chunks (id) ON DELETE CASCADE,
+    space_id INTEGER NOT NULL REFERENCES spaces (id), scope INTEGER NOT NULL, vector BLOB NOT NULL,
+    PRIMARY KEY (chunk_id, space_id));
+INSERT INTO embeddings_new SELECT embeddings.chunk_id, embeddings.space_id,
+    CASE WHEN owners.user_key <> '' THEN chunks.owner_id ELSE -chunks.conversation_id END, embeddings.vector
+    FROM embeddings JOIN chunks ON chunks.id = embeddings.chunk_id JOIN owners ON owners.id = chunks.owner_id
+    ORDER BY embeddings.chunk_id;
+DROP TABLE embeddings;
+ALTER TABLE embeddings_new RENAME TO embeddings;
+CREATE TABLE turn_embeddings_new (turn_id INTEGER NOT NULL REFERENCES turns (id) ON DELETE CASCADE,
+    space_id INTEGER NOT NULL REFERENCES spaces (id), vector BLOB NOT NULL, PRIMARY KEY (turn_id, space_id));
+INSERT INTO turn_embeddings_new SELECT turn_id, space_id, vector FROM turn_embeddings ORDER BY turn_id;
+DROP TABLE turn_embeddings;
+ALTER TABLE turn_embeddings_new RENAME TO turn_embeddings
+"""
+
 
 def _run(connection: Connection, script: str) -> None:
     for statement in script.split(";\n"):
@@ -97,12 +120,29 @@ def _forgotten(connection: Connection) -> None:
     _run(connection, "ALTER TABLE owners ADD COLUMN n_forgotten INTEGER NOT NULL DEFAULT 0")
 
 
+def _spaces(connection: Connection) -> None:
+    """Vectors of two spaces side by side while one is being made, each with the scope it is searched in."""
+    _run(connection, _SPACES)
+
+
 MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [
     ("0001-base", _base),
     ("0002-turn-vectors", _turn_vectors),
     ("0003-lines", _lines),
     ("0004-forgotten", _forgotten),
+    ("0006-spaces", _spaces),
 ]
+
+
+def _known(connection: Connection) -> list[tuple[str, Callable[[Connection], None]]]:
+    return postgres_schema.MIGRATIONS if connection.dialect.name == "postgresql" else MIGRATIONS
+
+
+def is_current(connection: Connection) -> bool:
+    """True where there is nothing to migrate."""
+    if not inspect(connection).has_table("migrations"):
+        return False
+    return set(connection.scalars(select(Migration.name))) == {name for name, _ in _known(connection)}
 
 
 def migrate(connection: Connection) -> list[str]:
@@ -112,18 +152,19 @@ def migrate(connection: Connection) -> list[str]:
         StoreVersionError: the store knows a migration this code does not.
     """
     if not inspect(connection).has_table("migrations"):
-        connection.execute(text("CREATE TABLE migrations (name VARCHAR PRIMARY KEY, applied DATETIME NOT NULL)"))
-        connection.execute(text(f"PRAGMA application_id = {APPLICATION_ID}"))
+        connection.execute(CreateTable(Migration.__table__))  # type: ignore[arg-type]
+        if connection.dialect.name == "sqlite":
+            connection.execute(text(f"PRAGMA application_id = {APPLICATION_ID}"))
     applied = set(connection.scalars(select(Migration.name)))
-    unknown = sorted(applied - {name for name, _ in MIGRATIONS})
+    unknown = sorted(applied - {name for name, _ in _known(connection)})
     if unknown:
         raise StoreVersionError(
             f"the store was written by a newer memstream (it has migration {unknown[-1]!r}); upgrade memstream"
         )
     fresh = []
-    for name, step in MIGRATIONS:
+    for name, step in _known(connection):
         if name not in applied:
             step(connection)
-            connection.execute(Migration.__table__.insert().values(name=name, applied=now()))  # type: ignore[attr-defined]
+            connection.execute(insert(Migration).values(name=name, applied=now()))
             fresh.append(name)
     return fresh

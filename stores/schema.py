@@ -6,13 +6,39 @@ Full-text rows live in the FTS5 tables ``turn_words`` and ``fact_words`` (see fu
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from sqlalchemy import JSON, CheckConstraint, DateTime, ForeignKey, LargeBinary, String, Text, TypeDecorator
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    ForeignKey,
+    LargeBinary,
+    String,
+    Text,
+    TypeDecorator,
+    true,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeEngine
 
 TurnState = Literal["open", "complete", "cut"]
+
+
+class HalfVector(TypeDecorator[bytes]):
+    """Little-endian float16 numbers: a blob in SQLite, pgvector's ``halfvec`` in PostgreSQL."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name != "postgresql":
+            return dialect.type_descriptor(LargeBinary())
+        from memstream.stores.postgres import HalfVec
+
+        return dialect.type_descriptor(HalfVec())
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -34,7 +60,9 @@ def now() -> datetime:
 
 
 class Base(DeclarativeBase):
-    """Base of every table."""
+    """Base of every table; whole numbers have 64 bits."""
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {int: BigInteger()}
 
 
 class Migration(Base):
@@ -130,7 +158,10 @@ class Derived(Base):
 
 
 class Space(Base):
-    """The embedding space of the store's vectors; ``gate`` is the calibrated least cosine of a hit."""
+    """An embedding space; ``gate`` is the calibrated least cosine of a hit.
+
+    One space serves; a second one is there while its vectors are being made, or until those of the first are gone.
+    """
 
     __tablename__ = "spaces"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -139,15 +170,17 @@ class Space(Base):
     dimension: Mapped[int]
     normalised: Mapped[bool]
     gate: Mapped[float | None]
+    serving: Mapped[bool] = mapped_column(default=True, server_default=true())
 
 
 class Embedding(Base):
-    """The vector of a chunk, float16 [dimension]."""
+    """The vector of a chunk, float16 [dimension], in a space; ``scope`` says in whose search, see ``vectors.SCOPE``."""
 
     __tablename__ = "embeddings"
     chunk_id: Mapped[int] = mapped_column(ForeignKey("chunks.id", ondelete="CASCADE"), primary_key=True)
-    space_id: Mapped[int] = mapped_column(ForeignKey("spaces.id"))
-    vector: Mapped[bytes] = mapped_column(LargeBinary)
+    space_id: Mapped[int] = mapped_column(ForeignKey("spaces.id"), primary_key=True)
+    scope: Mapped[int]
+    vector: Mapped[bytes] = mapped_column(HalfVector)
 
 
 class TurnEmbedding(Base):
@@ -155,7 +188,7 @@ class TurnEmbedding(Base):
 
     __tablename__ = "turn_embeddings"
     turn_id: Mapped[int] = mapped_column(ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True)
-    space_id: Mapped[int] = mapped_column(ForeignKey("spaces.id"))
+    space_id: Mapped[int] = mapped_column(ForeignKey("spaces.id"), primary_key=True)
     vector: Mapped[bytes] = mapped_column(LargeBinary)
 
 

@@ -1,21 +1,23 @@
-"""SQLite as memstream uses it: where the file is, how connections are set up, what its errors mean."""
+"""SQLite as memstream uses it: where the file is, how connections are set up, what is locked, what its errors mean."""
 
 from __future__ import annotations
 
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import StaticPool
 
 from memstream.errors import ConfigError, StoreCorruptError, StoreError
+from memstream.stores import fulltext
 from memstream.stores.migrations import APPLICATION_ID
 
 _MAGIC = b"SQLite format 3\x00"
@@ -38,9 +40,9 @@ def locate(url_or_path: str | os.PathLike[str]) -> Path | None:
         return Path(name).expanduser().absolute()
     if scheme[1] in ("sqlite", "sqlite+pysqlite") and name.startswith(scheme[0] + "/"):
         return Path(name[len(scheme[0]) + 1 :]).expanduser().absolute()
-    if scheme[1].startswith("postgres"):
-        raise ConfigError("PostgreSQL stores are not supported yet; use sqlite:///FILE or a file name")
-    raise ConfigError(f"store {scheme[0]}... is not supported; use sqlite:///FILE, a file name, or 'memory'")
+    raise ConfigError(
+        f"store {scheme[0]}... is not supported; use sqlite:///FILE, a file name, postgresql://..., or 'memory'"
+    )
 
 
 def inspect_file(path: Path) -> bool:
@@ -115,8 +117,12 @@ def connect(path: Path | None) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        write = connection.get_execution_options().get("write")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        options = connection.get_execution_options()
+        if not options.get("write"):
+            connection.exec_driver_sql("BEGIN")
+            return
+        connection.exec_driver_sql(f"PRAGMA synchronous = {'FULL' if options.get('durable') else 'NORMAL'}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 
@@ -134,17 +140,90 @@ _MEANINGS = (
 )  # fmt: skip
 
 
-@contextmanager
-def explain(path: Path | None) -> Iterator[None]:
-    """Turns the database's errors into a StoreError that says what to do."""
-    try:
-        yield
-    except PoolTimeoutError as error:
-        raise StoreError(f"{path}: too many threads use the store at once") from error
-    except (DBAPIError, sqlite3.Error) as error:
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        where = path if path is not None else "store in memory"
-        for pattern, kind, meaning in _MEANINGS:
-            if pattern in str(cause).lower():
-                raise kind(f"{where}: {meaning}") from error
-        raise StoreError(f"{where}: {cause}") from error
+class Sqlite:
+    """One SQLite file, or a database in memory; see ``Database`` in sql.py."""
+
+    def __init__(self, name: str, *, create: bool) -> None:
+        self.path = locate(name)
+        self.shared = self.path is None
+        if self.path is not None and not inspect_file(self.path):
+            if not create:
+                raise StoreError(f"there is no store at {self.path}")
+            try:
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite gives -wal and -shm the same mode
+            except OSError as error:
+                raise StoreError(f"cannot create {self.path}: {error.strerror}") from error
+        self.engine = connect(self.path)
+
+    def __str__(self) -> str:
+        return "store in memory" if self.path is None else str(self.path)
+
+    @contextmanager
+    def explain(self) -> Iterator[None]:
+        """Turns SQLite's errors into a StoreError that says what to do."""
+        try:
+            yield
+        except PoolTimeoutError as error:
+            raise StoreError(f"{self}: too many threads use the store at once") from error
+        except (DBAPIError, sqlite3.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            for pattern, kind, meaning in _MEANINGS:
+                if pattern in str(cause).lower():
+                    raise kind(f"{self}: {meaning}") from error
+            raise StoreError(f"{self}: {cause}") from error
+
+    def wipe(self) -> bool:
+        """Merges the full-text indexes, gives free pages back and empties the WAL."""
+        with self.explain(), self.engine.connect() as connection:
+            with connection.execution_options(write=True, durable=True).begin():
+                fulltext.optimize(connection)
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            raw.execute("PRAGMA incremental_vacuum").fetchall()
+            (busy, *_) = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
+
+    def lock_conversation(self, conversation_id: int, wait_s: float) -> Callable[[], None] | None:
+        """Takes the operating system's lock on a file beside the store."""
+        folder = self.folder("locks")
+        if folder is None:
+            return lambda: None
+        lock = FileLock(folder / f"{conversation_id}.lock", timeout=wait_s, mode=0o600, thread_local=False)
+        try:
+            lock.acquire(poll_interval=0.02)
+        except Timeout:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot lock {lock.lock_file}: {error.strerror}") from error
+        return lock.release
+
+    def check_locks(self) -> None:
+        """Nothing to do: nobody can take a lock from a process that is alive."""
+
+    @contextmanager
+    def lock_index(self) -> Iterator[None]:
+        """One process at a time saves the index file."""
+        folder = self.folder("locks")
+        if folder is None:
+            yield
+            return
+        try:
+            with FileLock(folder / "index.lock", mode=0o600):
+                yield
+        except OSError as error:
+            raise StoreError(f"cannot lock the index of {self.path}: {error.strerror}") from error
+
+    def folder(self, kind: str) -> Path | None:
+        """A folder beside the file, made (mode 0700) when first needed; None in memory."""
+        if self.path is None:
+            return None
+        folder = Path(f"{self.path}-{kind}")
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot create {folder}: {error.strerror}") from error
+        return folder
+
+    def close(self) -> None:
+        """Closes every connection; SQLite then folds the WAL into the file."""
+        self.engine.dispose()

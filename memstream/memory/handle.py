@@ -65,6 +65,7 @@ class ConversationHandle:
     def _check_open(self) -> None:
         if self._release is None:
             raise StoreError(f"conversation {self.scope.conversation!r} was closed; open it again")
+        self._store.check_locks()
 
     def begin_turn(self, role: str, text: str, n_tokens: int, said: datetime | None = None) -> int:
         """Commits a turn before anything else happens; an assistant's turn stays open until it is finished.

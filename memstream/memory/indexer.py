@@ -7,12 +7,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from sqlalchemy import Connection
+
 from memstream.memory import keys
 from memstream.memory.embedder import Embedder, embed
-from memstream.memory.live_index import LiveIndex
+from memstream.memory.live_index import SearchIndex
 from memstream.memory.summarizer import summarise
 from memstream.stores import rows, vectors
 from memstream.stores.sql import SqlStore
+from memstream.stores.vectors import SpaceInfo
 
 _log = logging.getLogger(__name__)
 _PIECE = 64  # texts embedded between two looks at the store
@@ -29,11 +32,12 @@ class Indexer:
         embedder: None makes no vectors.
     """
 
-    def __init__(self, store: SqlStore, index: LiveIndex, embedder: Embedder | None) -> None:
+    def __init__(self, store: SqlStore, index: SearchIndex, embedder: Embedder | None) -> None:
         self._store, self._index, self._embedder = store, index, embedder
         self._lock = threading.Lock()
         self._closed = False
         self._queued = False
+        self._done = vectors.Done()
         self._jobs: list[Future[None]] = []
         self._failed: BaseException | None = None  # the first failure since the last flush
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memstream-memory")
@@ -79,18 +83,22 @@ class Indexer:
         self._queued = False  # first: whoever wakes from now on may have written what the next look misses
         while True:
             with self._store.read() as connection:
-                items = vectors.pending(connection, _PIECE)
+                items = vectors.pending(connection, self._space(connection), _PIECE, self._done)
             if not items:
                 return
             matrix = embed(self._embedder, [item.text for item in items])
             with self._store.write(durable=False) as connection:
-                space = vectors.find_space(connection)
-                assert space is not None
-                vectors.store(connection, space.id, items, matrix)
+                vectors.store(connection, self._space(connection), items, matrix)
             self._index.follow()
             self._index.improve()
             if self._index.unsaved_events >= max(_CHECKPOINT_EVENTS, self._index.count() // _CHECKPOINT_PART):
                 self._index.checkpoint()
+
+    def _space(self, connection: Connection) -> SpaceInfo:
+        """The space of the embedder, which must be the one that serves."""
+        assert self._embedder is not None
+        embedder = self._embedder
+        return vectors.ensure_space(connection, embedder.name, embedder.fingerprint, embedder.dimension)
 
     def _summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
         with self._store.read() as connection:

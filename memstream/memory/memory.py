@@ -14,7 +14,7 @@ from memstream.memory.embedder import Embedder
 from memstream.memory.handle import ConversationHandle
 from memstream.memory.hits import Ranked, through_the_gate
 from memstream.memory.indexer import Indexer
-from memstream.memory.live_index import LiveIndex
+from memstream.memory.live_index import open_index
 from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
 from memstream.memory.retriever import Retriever
@@ -43,7 +43,8 @@ class Memory:
         store: an open store; closed with the memory.
         embedder: None searches words only.
         recall: how much is recalled, and the gate.
-        index: ``auto``, ``exact``, ``faiss``, or ``faiss:`` and FAISS's own description; see ``LiveIndex``.
+        index: ``auto``, ``exact``, ``faiss``, ``faiss:`` and FAISS's own description, or ``pgvector``; see
+            ``open_index``.
 
     Raises:
         DimensionMismatchError: the store's vectors were made by another embedder.
@@ -55,7 +56,7 @@ class Memory:
         self.store = store
         self._embedder = embedder
         self.config = recall
-        self._index = LiveIndex(store, index, lazy=not recall.enabled)
+        self._index = open_index(store, index, lazy=not recall.enabled)
         self._retriever = Retriever(store, self._index, embedder)
         self._gate: float | None = recall.gate
         self._closed = False

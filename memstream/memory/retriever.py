@@ -34,7 +34,7 @@ from memstream.memory.chunker import WINDOW_TURNS
 from memstream.memory.dates import find_dates
 from memstream.memory.embedder import Embedder
 from memstream.memory.hits import Hit, Ranked, RankedWindow, set_ranks
-from memstream.memory.live_index import LiveIndex
+from memstream.memory.live_index import SearchIndex
 from memstream.memory.query import Query, is_question, make_query
 from memstream.memory.view import View, oldest_day, view_of
 from memstream.stores import fulltext, rows, vectors
@@ -42,6 +42,7 @@ from memstream.stores import schema as db
 from memstream.stores.base import Scope, Vectors
 from memstream.stores.rows import Turn
 from memstream.stores.sql import SqlStore
+from memstream.stores.vectors import SpaceInfo
 
 _K1, _B = 1.2, 0.5
 _TYPICAL_CHARS = 120.0  # a turn of this length counts as average
@@ -97,7 +98,7 @@ class _Own:
 class Retriever:
     """Ranks the memories of a scope for a query."""
 
-    def __init__(self, store: SqlStore, index: LiveIndex, embedder: Embedder | None) -> None:
+    def __init__(self, store: SqlStore, index: SearchIndex, embedder: Embedder | None) -> None:
         self._store = store
         self._index = index
         self._embedder = embedder
@@ -125,7 +126,9 @@ class Retriever:
         if self._embedder is not None:
             both = query.embed(self._embedder, ranking.common)
             self._index.refresh()
-            ranking.search_vectors(self._index, both)
+            if (space := self._index.space) is not None:
+                vectors.check_space(space, self._embedder.name, self._embedder.fingerprint, self._embedder.dimension)
+                ranking.search_vectors(self._index, space, both)
         with self._store.read() as connection:
             return ranking.run(connection)
 
@@ -143,6 +146,7 @@ class _Ranking:
         self._window: list[int] = []
         self._dated: list[int] = []
         self._chosen: set[int] = set()
+        self._space: SpaceInfo | None = None
         self._both: Vectors | None = None
         self._dense: dict[int, list[float]] = {}
         self._n_considered = 0
@@ -162,9 +166,9 @@ class _Ranking:
         if not has_vectors:
             self._chosen |= set(self._dated)
 
-    def search_vectors(self, index: LiveIndex, both: Vectors) -> None:
+    def search_vectors(self, index: SearchIndex, space: SpaceInfo, both: Vectors) -> None:
         """Adds the keys that are near in meaning, and the cosines of those already chosen."""
-        self._both = both
+        self._space, self._both = space, both
         self._chosen.update(index.search(both[1], self._view.scope, _DENSE_WINDOWS, self._window))
         dated = index.cosines(both, self._dated)
         self._chosen.update(sorted(dated, key=lambda key: -dated[key][1])[:_DENSE_WINDOWS])
@@ -297,9 +301,9 @@ class _Ranking:
 
     def _cosines(self, turn_ids: list[int]) -> dict[int, tuple[float, float]]:
         """Cosines of the turns' own vectors with both vectors of the query."""
-        if self._both is None:
+        if self._space is None or self._both is None:
             return {}
-        own = vectors.read_turns(self._connection, turn_ids, self._both.shape[1])
+        own = vectors.read_turns(self._connection, self._space, turn_ids)
         return {
             turn_id: (float(vector @ self._both[0]), float(vector @ self._both[1])) for turn_id, vector in own.items()
         }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError
 
-from memstream.memory.live_index import LiveIndex
+from memstream.memory.live_index import SearchIndex
 from memstream.stores import fulltext, vectors
 from memstream.stores import schema as db
 from memstream.stores.sql import SqlStore
@@ -31,7 +31,7 @@ class VerifyReport:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def verify(store: SqlStore, index: LiveIndex) -> VerifyReport:
+def verify(store: SqlStore, index: SearchIndex) -> VerifyReport:
     """Checks everything that can be checked without a model. Reads all of the store; writes nothing."""
     problems: list[str] = []
     with store.write() as connection:  # FTS5 spells its check as an INSERT
@@ -45,7 +45,9 @@ def verify(store: SqlStore, index: LiveIndex) -> VerifyReport:
             table: connection.scalar(select(func.count()).select_from(db.Base.metadata.tables[table])) or 0
             for table in ("conversations", "turns", "facts", "chunks", "embeddings", "turn_embeddings", "snapshots")
         }
-        pending = len(vectors.pending(connection, counts["chunks"] + counts["turns"]))
+        space = vectors.find_space(connection)
+        n_texts = counts["chunks"] + counts["turns"]
+        pending = n_texts if space is None else len(vectors.pending(connection, space, n_texts))
         files = set(connection.scalars(select(db.Snapshot.file)))
     folder = store.snapshot_path("")
     if folder is not None:
@@ -57,7 +59,9 @@ def verify(store: SqlStore, index: LiveIndex) -> VerifyReport:
 
 
 def _database(connection: Connection) -> list[str]:
-    """SQLite's own checks."""
+    """SQLite's own checks; PostgreSQL sees to itself."""
+    if connection.dialect.name != "sqlite":
+        return []
     rows = [row[0] for row in connection.execute(text("PRAGMA integrity_check"))]
     found = [f"SQLite: {row}" for row in rows[:_MOST] if row != "ok"]
     broken = connection.execute(text("PRAGMA foreign_key_check")).all()
@@ -127,14 +131,17 @@ def _keys(connection: Connection) -> list[str]:
 
 
 def _vectors(connection: Connection) -> list[str]:
-    """Every vector is of the store's space and of its length; live things only."""
-    space = vectors.find_space(connection)
+    """Every vector is of the length of its space, in the scope of its chunk; live things only."""
     found = []
     for table in (db.Embedding, db.TurnEmbedding):
-        wrong = func.length(table.vector) != (2 * space.dimension if space else 0)
-        n = connection.scalar(select(func.count()).select_from(table).where(wrong)) or 0
-        if n:
+        is_halfvec = connection.dialect.name == "postgresql" and table is db.Embedding
+        dimension = func.vector_dims(table.vector) if is_halfvec else func.length(table.vector) / 2.0
+        wrong = select(func.count()).select_from(table).join(db.Space).where(dimension != db.Space.dimension)
+        if n := connection.scalar(wrong) or 0:
             found.append(f"{n} vectors in {table.__tablename__} have the wrong length")
+    elsewhere = select(func.count()).select_from(db.Embedding).join(db.Chunk).join(db.Owner)
+    if n := connection.scalar(elsewhere.where(db.Embedding.scope != vectors.SCOPE)) or 0:
+        found.append(f"{n} vectors are in another scope than their chunk")
     stale = select(func.count()).select_from(db.TurnEmbedding).join(db.Turn).where(db.Turn.superseded.is_(True))
     if n := connection.scalar(stale) or 0:
         found.append(f"{n} superseded turns still have a vector")
@@ -144,7 +151,7 @@ def _vectors(connection: Connection) -> list[str]:
 def _events(connection: Connection) -> list[str]:
     """The events, replayed from the first, end at exactly the vectors in SQL."""
     replayed = {chunk for chunk, action in vectors.events_after(connection, 0).items() if action == "add"}
-    held = set(connection.scalars(select(db.Embedding.chunk_id)))
+    held = set(connection.scalars(select(db.Embedding.chunk_id).join(db.Space).where(db.Space.serving)))
     if replayed != held:
         return [f"the events tell of {len(replayed)} vectors, the store holds {len(held)}"]
     return []

@@ -101,7 +101,9 @@ def check_search(memory: Memory, scope: Scope, rng: random.Random) -> None:
         chunks = select(db.Chunk.id).where(
             db.Chunk.owner_id == owner if scope.user else db.Chunk.conversation_id == conversation
         )
-        ids, matrix, _ = vectors.read(connection, connection.scalars(chunks).all(), 16)
+        space = vectors.find_space(connection)
+        assert space is not None
+        ids, matrix, _ = vectors.read(connection, space, connection.scalars(chunks).all())
     query = TinyEmbedder().embed([word])
     memory._index.refresh()
     got = memory._index.search(query[0], owner if scope.user else -conversation, 5, [])

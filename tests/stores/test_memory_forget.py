@@ -76,7 +76,9 @@ def test_the_vector_is_gone_from_the_index_file(tmp_path: Path, make_memory: Mak
     with memory.store.read() as connection:
         from memstream.stores import vectors
 
-        _, matrix, _ = vectors.read(connection, [1], 16)
+        space = vectors.find_space(connection)
+        assert space is not None
+        _, matrix, _ = vectors.read(connection, space, [1])
     saved = vectors.pack(matrix[0])
     assert saved in index.read_bytes()
     memory.forget(SCOPE, f"turn:{asked}")
