@@ -22,6 +22,7 @@ from sqlalchemy import (
     column,
     func,
     insert,
+    or_,
     select,
     table,
     text,
@@ -32,6 +33,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from memstream.stores import fulltext, vectors
 from memstream.stores.base import Vectors, storable_text
 from memstream.stores.schema import Base, UtcTime, now
+from memstream.stores.vectors import SpaceInfo
 
 
 class StreamRow(Base):
@@ -66,6 +68,7 @@ class LineRow(Base):
     text: Mapped[str] = mapped_column(Text)
 
 
+_PIECE = 1000  # lines indexed at once
 _LINE_WORD = table("line_words", column("rowid", BigInteger)).c.rowid
 _TEMPLATE_WORD = table("template_words", column("rowid", BigInteger)).c.rowid
 
@@ -142,10 +145,21 @@ def add_lines(connection: Connection, lines: Sequence[NewLine]) -> None:
         for i, line in enumerate(lines)
     ]
     connection.execute(insert(LineRow), values)
+    _index_lines(connection, [(first + i, line.text) for i, line in enumerate(lines)])
+
+
+def _index_lines(connection: Connection, lines: Sequence[tuple[int, str]]) -> None:
     connection.execute(
         text("INSERT INTO line_words (rowid, text) VALUES (:id, :text)"),
-        [{"id": first + i, "text": " ".join(fulltext.words(line.text))} for i, line in enumerate(lines)],
+        [{"id": line_id, "text": " ".join(fulltext.words(value))} for line_id, value in lines],
     )
+
+
+def index_lines(connection: Connection) -> None:
+    """Makes the full-text rows of all lines, where there are none yet."""
+    result = connection.execute(select(LineRow.id, LineRow.text).execution_options(yield_per=_PIECE))
+    for part in result.partitions():
+        _index_lines(connection, [(row[0], row[1]) for row in part])
 
 
 def count_lines(connection: Connection) -> int:
@@ -211,21 +225,28 @@ def template_texts(connection: Connection, template_ids: Sequence[int]) -> dict[
     return {row[0]: row[1] for row in connection.execute(statement)}
 
 
-def templates_without_vector(connection: Connection, limit: int) -> dict[int, str]:
-    """Texts of the oldest templates that have no vector yet, by id."""
-    statement = select(TemplateRow.id, TemplateRow.text).where(TemplateRow.vector.is_(None))
+def templates_without_vector(connection: Connection, space: SpaceInfo, limit: int) -> dict[int, str]:
+    """Texts of the oldest templates that have no vector in a space yet, by id."""
+    elsewhere = or_(TemplateRow.vector.is_(None), TemplateRow.space_id != space.id)
+    statement = select(TemplateRow.id, TemplateRow.text).where(elsewhere)
     return {row[0]: row[1] for row in connection.execute(statement.order_by(TemplateRow.id).limit(limit))}
 
 
-def set_vectors(connection: Connection, space_id: int, template_ids: Sequence[int], matrix: Vectors) -> None:
+def set_vectors(connection: Connection, space: SpaceInfo, template_ids: Sequence[int], matrix: Vectors) -> None:
     """Keeps the vectors [n, d] of templates."""
     for template_id, vector in zip(template_ids, matrix, strict=True):
-        values = {"space_id": space_id, "vector": vectors.pack(vector)}
+        values = {"space_id": space.id, "vector": vectors.pack(vector)}
         connection.execute(update(TemplateRow).where(TemplateRow.id == template_id).values(**values))
 
 
-def template_vectors(connection: Connection, dimension: int) -> tuple[list[int], Vectors]:
-    """Ids [n] and vectors [n, d] of all templates that have one."""
-    statement = select(TemplateRow.id, TemplateRow.vector).where(TemplateRow.vector.is_not(None))
+def drop_vectors(connection: Connection, space_id: int) -> None:
+    """Takes the vectors of a space off the templates; they are made again when they are asked for."""
+    statement = update(TemplateRow).where(TemplateRow.space_id == space_id)
+    connection.execute(statement.values(space_id=None, vector=None))
+
+
+def template_vectors(connection: Connection, space: SpaceInfo) -> tuple[list[int], Vectors]:
+    """Ids [n] and vectors [n, d] of all templates that have one in a space."""
+    statement = select(TemplateRow.id, TemplateRow.vector).where(TemplateRow.space_id == space.id)
     rows = connection.execute(statement.order_by(TemplateRow.id)).all()
-    return [row[0] for row in rows], vectors.unpack([row[1] for row in rows if row[1] is not None], dimension)
+    return [row[0] for row in rows], vectors.unpack([row[1] for row in rows if row[1] is not None], space.dimension)

@@ -146,7 +146,9 @@ class Postgres:
                 if state.startswith(prefix):
                     raise StoreError(f"{self}: {meaning}") from error
             if not state and isinstance(cause, psycopg.OperationalError):
-                raise StoreError(f"{self}: the server cannot be reached ({_first_line(cause)}); is it running?") from error
+                raise StoreError(
+                    f"{self}: the server cannot be reached ({_first_line(cause)}); is it running?"
+                ) from error
             raise StoreError(f"{self}: {_first_line(cause)}") from error
 
     @contextmanager

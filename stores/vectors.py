@@ -35,9 +35,7 @@ class Pending:
     text: str
 
 
-_SPACE = select(
-    db.Space.id, db.Space.name, db.Space.fingerprint, db.Space.dimension, db.Space.gate, db.Space.serving
-)
+_SPACE = select(db.Space.id, db.Space.name, db.Space.fingerprint, db.Space.dimension, db.Space.gate, db.Space.serving)
 
 
 def find_space(connection: Connection) -> SpaceInfo | None:
@@ -96,17 +94,23 @@ def serve(connection: Connection, space: SpaceInfo) -> None:
 
 
 def drop_vectors(connection: Connection, space: SpaceInfo, limit: int) -> int:
-    """Removes at most ``limit`` vectors of chunks and of turns of a space that does not serve; with the last, the
-    space. Returns how many were removed."""
+    """Removes vectors of a space that does not serve, at most ``limit`` of chunks and as many of turns.
+
+    Returns how many were removed; 0 where nothing is left.
+    """
     removed = 0
     for table, key in ((db.Embedding, db.Embedding.chunk_id), (db.TurnEmbedding, db.TurnEmbedding.turn_id)):
         some = list(connection.scalars(select(key).where(table.space_id == space.id).limit(limit)))
         for part in batches(some):
             connection.execute(delete(table).where(table.space_id == space.id, key.in_(part)))
         removed += len(some)
-    if not removed:
-        connection.execute(delete(db.Space).where(db.Space.id == space.id, db.Space.serving.is_(False)))
     return removed
+
+
+def drop_space(connection: Connection, space: SpaceInfo) -> None:
+    """Removes a space without vectors, unless it serves."""
+    connection.execute(delete(db.IndexState).where(db.IndexState.space_id == space.id))
+    connection.execute(delete(db.Space).where(db.Space.id == space.id, db.Space.serving.is_(False)))
 
 
 def _tell(connection: Connection, action: str, chunk_ids: Sequence[int]) -> None:
@@ -291,7 +295,9 @@ def read(connection: Connection, space: SpaceInfo, chunk_ids: Collection[int]) -
     """Vectors of chunks: ids [n], float32 [n, d] and scopes [n]; chunks without one are left out."""
     statement = _read(space)
     rows = [
-        row for part in batches(chunk_ids) for row in connection.execute(statement.where(db.Embedding.chunk_id.in_(part)))
+        row
+        for part in batches(chunk_ids)
+        for row in connection.execute(statement.where(db.Embedding.chunk_id.in_(part)))
     ]
     return _arrays(rows, space.dimension)
 

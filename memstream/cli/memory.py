@@ -1,10 +1,11 @@
-"""``memstream memory list|search|show|forget|verify``: what an operator sees of a store."""
+"""``memstream memory ...``: what an operator sees of a store, and does to it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -13,6 +14,7 @@ from memstream.config import RecallConfig, memstream_home
 from memstream.errors import DimensionMismatchError, InputError, ModelNotFoundError
 from memstream.memory import Memory, Scope, SentenceTransformerEmbedder, SqlStore
 from memstream.report import Recalled, as_json, shown
+from memstream.stores.move import move
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _LINE_CHARS = 100
@@ -20,11 +22,14 @@ _LINE_CHARS = 100
 
 @click.group()
 def command() -> None:
-    """Look into the store: list, search, show, forget, verify."""
+    """Look into the store and keep it in order."""
 
 
 _STORE = click.option(
-    "--store", default=None, metavar="FILE", help="The store.  [default: $MEMSTREAM_HOME/memstream.db]"
+    "--store",
+    default=None,
+    metavar="STORE",
+    help="A file, or postgresql://USER@HOST/DATABASE.  [default: $MEMSTREAM_HOME/memstream.db]",
 )
 _USER = click.option("--user", default=None, help="Whose memory; without it: conversations that have no user.")
 _NAMESPACE = click.option("--namespace", default="default", show_default=True, help="The tenant.")
@@ -189,3 +194,67 @@ def verify_command(store: str | None, as_json_: bool) -> None:
         click.echo(f"{len(report.problems)} problems in {counts}; {report.pending} texts wait for their vector")
     if report.problems:
         raise click.exceptions.Exit(1)
+
+
+@command.command("migrate")
+@_JSON
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+def migrate_command(source: str, target: str, as_json_: bool) -> None:
+    """Copy a whole store into a new one, such as sqlite:///a.db into postgresql://USER@HOST/DATABASE.
+
+    What arrived is compared with what was sent, and checked; the old store stays as it is.
+    """
+    taken = SqlStore.open(source, create=False)
+    try:
+        given = SqlStore.open(target)
+        memory = Memory(given, None, RecallConfig())  # closes the store
+        try:
+            copied = move(taken, given, _say_rows)
+            problems = memory.verify().problems
+        finally:
+            memory.close()
+    finally:
+        taken.close()
+    if as_json_:
+        click.echo(json.dumps({"copied": copied, "problems": problems}, indent=2))
+    else:
+        for problem in problems:
+            click.echo(problem)
+        counts = ", ".join(f"{n:,} {table}" for table, n in copied.items() if n)
+        click.echo(f"copied {counts or 'nothing'}; {len(problems)} problems")
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+def _say_rows(table: str, n: int) -> None:
+    if n % 100_000 == 0:
+        click.echo(f"{table}: {n:,} rows", err=True)
+
+
+@command.command("reindex")
+@_STORE
+@_JSON
+@click.option(
+    "--embedder",
+    default=None,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of a sentence-transformers model.  [default: all-MiniLM-L6-v2]",
+)
+def reindex_command(store: str | None, as_json_: bool, embedder: Path | None) -> None:
+    """Make all vectors anew with another embedder. The old ones serve until the new ones are whole.
+
+    Interrupted, it goes on where it was when it is run again.
+    """
+    chosen = SentenceTransformerEmbedder(embedder)
+    with _open(store) as memory:
+        done = memory.reindex(chosen, _say_texts)
+    if as_json_:
+        click.echo(json.dumps(as_json(done), indent=2))
+        return
+    click.echo(f"{done.name} serves now: {done.made:,} vectors made, {done.dropped:,} of before removed")
+    click.echo("open the store again in every process that has it open", err=True)
+
+
+def _say_texts(n_done: int, n_all: int) -> None:
+    click.echo(f"\r{n_done:,} of {n_all:,} texts", err=True, nl=n_done >= n_all)

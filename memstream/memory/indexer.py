@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from sqlalchemy import Connection
 
 from memstream.memory import keys
-from memstream.memory.embedder import Embedder, embed
+from memstream.memory.embedder import Embedders, embed
 from memstream.memory.live_index import SearchIndex
 from memstream.memory.summarizer import summarise
 from memstream.stores import rows, vectors
@@ -29,15 +29,16 @@ class Indexer:
     Args:
         store: read and written in short transactions, never across a call of the embedder.
         index: told of new vectors.
-        embedder: None makes no vectors.
+        embedders: of the store's vectors; none makes no vectors.
     """
 
-    def __init__(self, store: SqlStore, index: SearchIndex, embedder: Embedder | None) -> None:
-        self._store, self._index, self._embedder = store, index, embedder
+    def __init__(self, store: SqlStore, index: SearchIndex, embedders: Embedders) -> None:
+        self._store, self._index, self._embedders = store, index, embedders
         self._lock = threading.Lock()
         self._closed = False
         self._queued = False
-        self._done = vectors.Done()
+        self._space_id: int | None = None
+        self._done = vectors.Done()  # in that space
         self._jobs: list[Future[None]] = []
         self._failed: BaseException | None = None  # the first failure since the last flush
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memstream-memory")
@@ -45,14 +46,14 @@ class Indexer:
     def wake(self) -> None:
         """Has what is without a vector embedded, unless that is queued already."""
         with self._lock:
-            if self._embedder is None or self._queued:
+            if not self._embedders or self._queued:
                 return
             self._queued = True
         self._submit(self._embed_pending)
 
     def warm_up(self, then: Callable[[], object]) -> None:
         """Has embedder and index loaded, and ``then`` called, so that the first recall need not wait for them."""
-        if self._embedder is not None:
+        if self._embedders:
             self._submit(lambda: self._load(then))
 
     def summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
@@ -61,8 +62,10 @@ class Indexer:
             self._submit(lambda: self._summarise(conversation_id, turn_ids))
 
     def _load(self, then: Callable[[], object]) -> None:
-        assert self._embedder is not None
-        embed(self._embedder, ["first"])
+        with self._store.read() as connection:
+            space = vectors.find_space(connection)
+        assert space is not None
+        embed(self._embedders.of(space), ["first"])
         self._index.refresh()
         self._index.improve()
         then()
@@ -79,26 +82,29 @@ class Indexer:
         future.add_done_callback(_report)
 
     def _embed_pending(self) -> None:
-        assert self._embedder is not None
         self._queued = False  # first: whoever wakes from now on may have written what the next look misses
         while True:
             with self._store.read() as connection:
-                items = vectors.pending(connection, self._space(connection), _PIECE, self._done)
+                space = self._look_at_space(connection)
+                items = vectors.pending(connection, space, _PIECE, self._done)
             if not items:
                 return
-            matrix = embed(self._embedder, [item.text for item in items])
+            matrix = embed(self._embedders.of(space), [item.text for item in items])
             with self._store.write(durable=False) as connection:
-                vectors.store(connection, self._space(connection), items, matrix)
+                if self._look_at_space(connection) == space:
+                    vectors.store(connection, space, items, matrix)
             self._index.follow()
             self._index.improve()
             if self._index.unsaved_events >= max(_CHECKPOINT_EVENTS, self._index.count() // _CHECKPOINT_PART):
                 self._index.checkpoint()
 
-    def _space(self, connection: Connection) -> SpaceInfo:
-        """The space of the embedder, which must be the one that serves."""
-        assert self._embedder is not None
-        embedder = self._embedder
-        return vectors.ensure_space(connection, embedder.name, embedder.fingerprint, embedder.dimension)
+    def _look_at_space(self, connection: Connection) -> SpaceInfo:
+        """The space that serves; where it is another than at the last look, all texts are looked at anew."""
+        space = vectors.find_space(connection)
+        assert space is not None
+        if self._space_id != space.id:
+            self._space_id, self._done = space.id, vectors.Done()
+        return space
 
     def _summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
         with self._store.read() as connection:

@@ -232,7 +232,8 @@ class LiveIndex:
         self._index, self._sequence, self._saved_sequence = index, vectors.last_event(connection), None
 
     def _replay(self, connection: Connection) -> None:
-        assert self._index is not None and self._space is not None
+        assert self._index is not None
+        assert self._space is not None
         newest = vectors.last_event(connection)
         if newest < self._sequence:
             _log.info("rebuilding the vector index: the store was replaced by an older one")

@@ -10,13 +10,14 @@ from sqlalchemy import insert, select, update
 from memstream.config import RecallConfig
 from memstream.errors import ConfigError, InputError
 from memstream.memory import forgetting, gate, keys
-from memstream.memory.embedder import Embedder
+from memstream.memory.embedder import Embedder, Embedders
 from memstream.memory.handle import ConversationHandle
 from memstream.memory.hits import Ranked, through_the_gate
 from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import open_index
 from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
+from memstream.memory.reindex import Progress, Reindexed, reindex
 from memstream.memory.retriever import Retriever
 from memstream.memory.verify import VerifyReport, verify
 from memstream.memory.view import view_of
@@ -54,13 +55,13 @@ class Memory:
         self, store: SqlStore, embedder: Embedder | None, recall: RecallConfig, *, index: str = "auto"
     ) -> None:
         self.store = store
-        self._embedder = embedder
+        self._embedders = Embedders(embedder)
         self.config = recall
         self._index = open_index(store, index, lazy=not recall.enabled)
-        self._retriever = Retriever(store, self._index, embedder)
-        self._gate: float | None = recall.gate
+        self._retriever = Retriever(store, self._index, self._embedders)
+        self._gates: dict[int, float] = {}  # by space
         self._closed = False
-        self._indexer = Indexer(store, self._index, embedder)
+        self._indexer = Indexer(store, self._index, self._embedders)
         if embedder is not None:
             self._check_space(embedder)
             self._indexer.wake()
@@ -307,20 +308,39 @@ class Memory:
 
     def _gate_value(self) -> float:
         """The least cosine of a hit: as configured, as calibrated before, or calibrated now."""
-        if self._embedder is None:
+        if not self._embedders:
             return _LEXICAL_GATE
-        if self._gate is not None:
-            return self._gate
-        with self.store.read() as connection:
-            space = vectors.find_space(connection)
-        assert space is not None
-        found = space.gate
+        if self.config.gate is not None:
+            return self.config.gate
+        space = self._index.space
+        if space is None:
+            with self.store.read() as connection:
+                space = vectors.find_space(connection)
+            assert space is not None
+        found = self._gates.get(space.id, space.gate)
         if found is None:
-            found = gate.calibrate(self._embedder)
+            found = gate.calibrate(self._embedders.of(space))
             with self.store.write() as connection:
                 vectors.set_gate(connection, space.id, found)
-        self._gate = found  # threads that come here at once find the same
+        self._gates[space.id] = found  # threads that come here at once find the same
         return found
+
+    def reindex(self, embedder: Embedder, progress: Progress | None = None) -> Reindexed:
+        """Makes all vectors anew with another embedder, while the old ones go on being searched; see ``reindex``.
+
+        Other processes that have the store open with the embedder of before must open it again afterwards: until then
+        they raise DimensionMismatchError where they would recall.
+
+        Args:
+            embedder: of the new vectors; used for everything from then on.
+            progress: called with the number of texts done and of all texts.
+        """
+        self._embedders.add(embedder)
+        done = reindex(self.store, embedder, progress)
+        self._index.follow()
+        self._embedders.keep(embedder)
+        self._indexer.wake()
+        return done
 
     def warm_up(self) -> None:
         """Loads embedder, index and gate in the background, so that the first recall need not wait for them."""

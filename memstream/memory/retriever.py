@@ -32,7 +32,7 @@ from sqlalchemy import Connection, and_, func, or_, select
 
 from memstream.memory.chunker import WINDOW_TURNS
 from memstream.memory.dates import find_dates
-from memstream.memory.embedder import Embedder
+from memstream.memory.embedder import Embedders
 from memstream.memory.hits import Hit, Ranked, RankedWindow, set_ranks
 from memstream.memory.live_index import SearchIndex
 from memstream.memory.query import Query, is_question, make_query
@@ -98,10 +98,10 @@ class _Own:
 class Retriever:
     """Ranks the memories of a scope for a query."""
 
-    def __init__(self, store: SqlStore, index: SearchIndex, embedder: Embedder | None) -> None:
+    def __init__(self, store: SqlStore, index: SearchIndex, embedders: Embedders) -> None:
         self._store = store
         self._index = index
-        self._embedder = embedder
+        self._embedders = embedders
 
     def rank(
         self, scope: Scope, query_turns: Sequence[str], *, window_from: int | None, gate: float, today: date
@@ -122,12 +122,11 @@ class Retriever:
             if view is None or query is None:
                 return Ranked([], [], 0)
             ranking = _Ranking(view, query, gate)
-            ranking.look_up(connection, has_vectors=self._embedder is not None)
-        if self._embedder is not None:
-            both = query.embed(self._embedder, ranking.common)
+            ranking.look_up(connection, has_vectors=bool(self._embedders))
+        if self._embedders:
             self._index.refresh()
             if (space := self._index.space) is not None:
-                vectors.check_space(space, self._embedder.name, self._embedder.fingerprint, self._embedder.dimension)
+                both = query.embed(self._embedders.of(space), ranking.common)
                 ranking.search_vectors(self._index, space, both)
         with self._store.read() as connection:
             return ranking.run(connection)
