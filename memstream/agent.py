@@ -104,11 +104,13 @@ class Agent:
         self._engine = Engine(StreamingModel(model, fingerprint=fingerprint), self.cache)
         opening = self._template.opening(system)
         self._engine.pinned(len(opening.tokens) if opening.pinned else 0)
-        self.memory = Memory(
-            SqlStore.open(_default_store() if store is None else store),
-            embedder or SentenceTransformerEmbedder(),
-            recall or RecallConfig(),
-        )
+        embedder = embedder or SentenceTransformerEmbedder()
+        opened = SqlStore.open(_default_store() if store is None else store)
+        try:
+            self.memory = Memory(opened, embedder, recall or RecallConfig())
+        except BaseException:
+            opened.close()
+            raise
         if self.memory.config.enabled:
             self.memory.warm_up()
         self._residents = Residents(self._engine, self._template, self.memory, system=system)

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 LARGE = 20_000  # a scope of more vectors is worth an index of its own
 _LOOK_EVERY = 2_000  # vectors made between two looks for such scopes
 _EF_SEARCH = 200
-_BUILD_MEMORY = "256MB"
+_BUILD_MEMORY = "512MB"
 _BUILDING = 2**31 - 1  # the advisory lock of whoever builds an index
 
 

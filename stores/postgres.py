@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -142,8 +143,8 @@ class Postgres:
         except (DBAPIError, psycopg.Error) as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
             state = getattr(cause, "sqlstate", None) or ""
-            for prefix, meaning in _MEANINGS:
-                if state.startswith(prefix):
+            for code, pattern, meaning in _MEANINGS:  # libpq gives no code for what was refused while connecting
+                if state.startswith(code) if state else pattern and re.search(pattern, str(cause)):
                     raise StoreError(f"{self}: {meaning}") from error
             if not state and isinstance(cause, psycopg.OperationalError):
                 raise StoreError(
@@ -248,11 +249,12 @@ def _first_line(error: object) -> str:
 
 
 _MEANINGS = (
-    ("53100", "the server's disk is full; nothing of this step was stored. Free some space and try again"),
-    ("53300", "the server takes no more connections; close some, or raise max_connections"),
-    ("55P03", f"another process kept the store locked for {_BUSY_TIMEOUT_S} s; try again"),
-    ("25006", "the store cannot be written (a read-only server)"),
-    ("28", "the server refused the user or the password"),
-    ("3D000", "there is no such database; create it first"),
-    ("42501", "the user lacks a right; it must be allowed to create a schema in the database and to use it"),
-)
+    ("53100", "", "the server's disk is full; nothing of this step was stored. Free some space and try again"),
+    ("53300", "too many clients", "the server takes no more connections; close some, or raise max_connections"),
+    ("55P03", "", f"another process kept the store locked for {_BUSY_TIMEOUT_S} s; try again"),
+    ("25006", "", "the store cannot be written (a read-only server)"),
+    ("28", "authentication failed|no pg_hba.conf entry|role .* does not exist", "the server refused the user or the "
+     "password"),
+    ("3D000", "database .* does not exist", "there is no such database; create it first"),
+    ("42501", "", "the user lacks a right; it must be allowed to create a schema in the database and to use it"),
+)  # fmt: skip

@@ -74,12 +74,11 @@ class Indexer:
         with self._lock:
             if self._closed:
                 return
-            future = self._worker.submit(job)
+            future = self._worker.submit(_told, job)
             done = [job for job in self._jobs if job.done()]
             self._failed = self._failed or next((e for job in done if (e := job.exception()) is not None), None)
             self._jobs = [job for job in self._jobs if not job.done()]
             self._jobs.append(future)
-        future.add_done_callback(_report)
 
     def _embed_pending(self) -> None:
         self._queued = False  # first: whoever wakes from now on may have written what the next look misses
@@ -143,8 +142,10 @@ class Indexer:
         self._worker.shutdown(wait=True)
 
 
-def _report(job: Future[None]) -> None:
-    """Tells at once what went wrong; ``flush`` raises it."""
-    error = job.exception()
-    if error is not None:
+def _told(job: Callable[[], None]) -> None:
+    """Runs a job, and tells at once what went wrong; ``flush`` raises it."""
+    try:
+        job()
+    except BaseException as error:
         _log.error("indexing in the background failed: %s", error)
+        raise

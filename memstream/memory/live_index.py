@@ -122,10 +122,13 @@ class LiveIndex:
     def refresh(self) -> None:
         """Brings the index up to the newest event, whoever wrote it."""
         with self._lock, self._store.read() as connection:
-            if self._index is None or self._has_moved(connection):
-                self._open(connection)
-            else:
-                self._replay(connection)
+            self._update(connection)
+
+    def _update(self, connection: Connection) -> None:
+        if self._index is None or self._has_moved(connection):
+            self._open(connection)
+        else:
+            self._replay(connection)
 
     def _has_moved(self, connection: Connection) -> bool:
         """True where another space serves now."""
@@ -296,30 +299,27 @@ class LiveIndex:
 
     def problems(self) -> list[str]:
         """What differs between the index, brought up to date, and the vectors in SQL."""
-        with self._lock:
-            self.refresh()
+        with self._lock, self._store.read() as connection:  # one view of the store for both
+            self._update(connection)
             if self._index is None or self._space is None:
                 return []
             n_seen, last = 0, 0
             found: list[str] = []
-            with self._store.read() as connection:
-                while True:
-                    ids, matrix, scopes = vectors.read_after(connection, self._space, last, _PIECE)
-                    if not len(ids):
-                        break
-                    last = int(ids[-1])
-                    n_seen += len(ids)
-                    held = self._index.scopes_of(ids)
-                    found.extend(
-                        f"chunk {i} has a vector in the store, but not in the index" for i in ids[held == 0][:3]
-                    )
-                    elsewhere = ids[(held != 0) & (held != scopes)]
-                    found.extend(f"the index holds chunk {i} in another's scope" for i in elsewhere[:3])
-                    known, vectors_held = self._index.get(ids)
-                    order = np.argsort(known)
-                    expected = matrix[np.isin(ids, known)]
-                    wrong = known[order][(np.abs(vectors_held[order] - expected) > self._index.precision).any(axis=1)]
-                    found.extend(f"the index holds another vector for chunk {i} than the store" for i in wrong[:3])
+            while True:
+                ids, matrix, scopes = vectors.read_after(connection, self._space, last, _PIECE)
+                if not len(ids):
+                    break
+                last = int(ids[-1])
+                n_seen += len(ids)
+                held = self._index.scopes_of(ids)
+                found.extend(f"chunk {i} has a vector in the store, but not in the index" for i in ids[held == 0][:3])
+                elsewhere = ids[(held != 0) & (held != scopes)]
+                found.extend(f"the index holds chunk {i} in another's scope" for i in elsewhere[:3])
+                known, vectors_held = self._index.get(ids)
+                order = np.argsort(known)
+                expected = matrix[np.isin(ids, known)]
+                wrong = known[order][(np.abs(vectors_held[order] - expected) > self._index.precision).any(axis=1)]
+                found.extend(f"the index holds another vector for chunk {i} than the store" for i in wrong[:3])
             n_held = self._index.count()
             if not found and n_seen != n_held:
                 found.append(f"the index holds {n_held} vectors, the store {n_seen}")

