@@ -33,6 +33,7 @@ _STOP = """
     your yours called name named remember remind told think want
 """
 STOP_WORDS = frozenset(_STOP.split())
+_TABLES = ("turn_words", "fact_words", "passage_words")
 
 
 def words(value: str) -> list[str]:
@@ -78,6 +79,11 @@ def add_fact(connection: Connection, fact_id: int, owner_id: int, conversation_i
     _add(connection, "fact_words", fact_id, scope_words(owner_id, conversation_id), value)
 
 
+def add_passage(connection: Connection, passage_id: int, owner_id: int, value: str) -> None:
+    """Writes the full-text row of a passage: of its headings and its text."""
+    _add(connection, "passage_words", passage_id, scope_words(owner_id, None), value)
+
+
 def _add(connection: Connection, table: str, row_id: int, scope: str, value: str) -> None:
     connection.execute(
         text(f"INSERT INTO {table} (rowid, scope, text) VALUES (:id, :scope, :text)"),
@@ -95,14 +101,19 @@ def drop_facts(connection: Connection, fact_ids: Iterable[int]) -> int:
     return _drop(connection, "fact_words", fact_ids)
 
 
+def drop_passages(connection: Connection, passage_ids: Iterable[int]) -> int:
+    """Removes the full-text rows of passages; returns how many there were."""
+    return _drop(connection, "passage_words", passage_ids)
+
+
 def _drop(connection: Connection, table: str, ids: Iterable[int]) -> int:
     statement = text(f"DELETE FROM {table} WHERE rowid = :id")
     return sum(connection.execute(statement, {"id": row_id}).rowcount for row_id in ids)
 
 
-def match_expression(scope: str, terms: Sequence[str]) -> str:
-    """An FTS5 expression for rows of ``scope`` that hold any of ``terms`` (as ``words`` made them)."""
-    return f'scope : "{scope}" AND text : (' + " OR ".join(f'"{term}"' for term in terms) + ")"
+def match_expression(scopes: Sequence[str], term: str) -> str:
+    """An FTS5 expression for rows of any of the ``scopes`` that hold ``term`` (as ``words`` made it)."""
+    return "scope : (" + " OR ".join(f'"{scope}"' for scope in scopes) + f') AND text : "{term}"'
 
 
 def turns_with(
@@ -118,7 +129,7 @@ def turns_with(
         "ORDER BY turn_words.rowid DESC LIMIT :limit"
     )
     values = {
-        "match": match_expression(scope, [term]),
+        "match": match_expression([scope], term),
         "asking": asking_id,
         "window_from": window_from,
         "limit": limit,
@@ -129,7 +140,16 @@ def turns_with(
 def facts_with(connection: Connection, scope: str, term: str, limit: int) -> list[int]:
     """Ids of the newest ``limit`` facts of a scope that hold a term, newest first."""
     statement = text("SELECT rowid FROM fact_words WHERE fact_words MATCH :match ORDER BY rowid DESC LIMIT :limit")
-    return list(connection.scalars(statement, {"match": match_expression(scope, [term]), "limit": limit}))
+    return list(connection.scalars(statement, {"match": match_expression([scope], term), "limit": limit}))
+
+
+def passages_with(connection: Connection, owner_ids: Sequence[int], term: str, limit: int) -> list[int]:
+    """Ids of the newest ``limit`` passages of the owners that hold a term, newest first."""
+    statement = text(
+        "SELECT rowid FROM passage_words WHERE passage_words MATCH :match ORDER BY rowid DESC LIMIT :limit"
+    )
+    scopes = [scope_words(owner_id, None) for owner_id in owner_ids]
+    return list(connection.scalars(statement, {"match": match_expression(scopes, term), "limit": limit}))
 
 
 def rows(connection: Connection, table: str) -> dict[int, str]:
@@ -139,11 +159,11 @@ def rows(connection: Connection, table: str) -> dict[int, str]:
 
 def optimize(connection: Connection) -> None:
     """Merges the full-text indexes, so that deleted words leave their shadow tables."""
-    for table in ("turn_words", "fact_words"):
+    for table in _TABLES:
         connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('optimize')"))
 
 
 def check(connection: Connection) -> None:
-    """Compares both full-text indexes with their contents; FTS5 raises when they differ."""
-    for table in ("turn_words", "fact_words"):
+    """Compares the full-text indexes with their contents; FTS5 raises when they differ."""
+    for table in _TABLES:
         connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')"))

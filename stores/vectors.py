@@ -95,15 +95,15 @@ def unpack(blobs: Sequence[bytes], dimension: int) -> Vectors:
 
 
 def pending(connection: Connection, limit: int) -> list[Pending]:
-    """The oldest chunks and live turns without a vector, at most ``limit``."""
+    """The oldest chunks and live turns without a vector, at most ``limit``; passages wait for what was said."""
     chunks = (
         select(db.Chunk.id, db.Chunk.text)
         .outerjoin(db.Embedding, db.Embedding.chunk_id == db.Chunk.id)
         .where(db.Embedding.chunk_id.is_(None))
         .order_by(db.Chunk.id)
-        .limit(limit)
     )
-    found = [Pending("chunk", row.id, row.text) for row in connection.execute(chunks)]
+    said = chunks.where(db.Chunk.passage_id.is_(None)).limit(limit)
+    found = [Pending("chunk", row.id, row.text) for row in connection.execute(said)]
     turns = (
         select(db.Turn.id, db.Turn.text)
         .outerjoin(db.TurnEmbedding, db.TurnEmbedding.turn_id == db.Turn.id)
@@ -112,6 +112,8 @@ def pending(connection: Connection, limit: int) -> list[Pending]:
         .limit(limit - len(found))
     )
     found.extend(Pending("turn", row.id, row.text) for row in connection.execute(turns))
+    passages = chunks.where(db.Chunk.passage_id.is_not(None)).limit(limit - len(found))
+    found.extend(Pending("chunk", row.id, row.text) for row in connection.execute(passages))
     return found
 
 
