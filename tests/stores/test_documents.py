@@ -78,6 +78,7 @@ def test_a_folder_is_recalled_with_where_it_is_from(make_memory: MakeMemory, fol
         ("faq.jsonl#a1", 1), ("faq.jsonl#L3", 1), ("handbook.md", 2), ("plain.txt", 1),
     ]  # fmt: skip
     assert found(memory, USER, "hidden") == []
+    memory.flush()
     assert memory.verify().problems == ()
 
 
@@ -155,6 +156,7 @@ def test_no_scope_ever_reads_another(
     assert {text for text in allowed if words(word)[-1] in words(text)} <= texts
     recall = memory.recall(asking, [word], window_from=None, budget_tokens=10_000, count_tokens=count_words)
     assert {note.text for note in recall.notes} <= allowed
+    memory.flush()
     assert memory.verify().problems == ()
     memory.close()
 
@@ -210,6 +212,7 @@ def test_what_did_not_change_stays_with_its_vector(make_memory: MakeMemory, fold
     assert kept.id == before["Open from ten, basil."]
     assert (kept.citation and kept.citation.first_line) == 11  # two lines further down
     assert files_with(folder.parent, "thirty") == []
+    memory.flush()
     assert memory.verify().problems == ()
 
 
@@ -221,6 +224,7 @@ def test_records_come_and_go_with_their_file(make_memory: MakeMemory, tmp_path: 
     report = memory.add_documents(SHARED, file)
     assert (len(report.added), report.changed, report.removed) == (1, (), ("document:1",))
     assert found(memory, USER, "number0") == []
+    memory.flush()
     assert memory.verify().problems == ()
 
 
@@ -329,6 +333,7 @@ def test_a_passage_is_forgotten_alone_and_echoes_are_listed(make_memory: MakeMem
     assert memory.show(USER, "document:1").text == "ember fjord"
     memory.forget(USER, "document:1")
     assert memory.documents(USER) == []
+    memory.flush()
     assert memory.verify().problems == ()
 
 

@@ -105,6 +105,7 @@ def test_chunks_are_rebuilt_for_documents_with_all_that_points_to_them(
         assert connection.exec_driver_sql("SELECT max(id) FROM chunks").scalar() == 41
     assert memory.forget(Scope("n", "u"), fact).verified
     assert memory.forget(Scope("n", "u"), "turn:1").removed["derived"] == 1  # what points to a chunk goes with it
+    memory.flush()
     assert memory.verify().problems == ()
 
 
