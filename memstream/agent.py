@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from memstream.engine import Engine
 from memstream.errors import ConfigError, InputError, StoreError
 from memstream.memory import (
     ConversationInfo,
+    Document,
     Embedder,
     Memory,
     Scope,
@@ -27,7 +28,7 @@ from memstream.memory import (
     SqlStore,
 )
 from memstream.models import DEFAULT_MODEL, fingerprint_of, load_model
-from memstream.report import Added, Clock, ForgetReceipt, Recalled, Reply, Usage
+from memstream.report import Added, AddedDocuments, Clock, ForgetReceipt, Recalled, Reply, Usage
 from memstream.residents import Residents
 from memstream.session import Call, Session
 from memstream.streaming.model import StreamingModel
@@ -280,18 +281,42 @@ class Agent:
         """Conversations of a user, oldest first."""
         return self.memory.list_conversations(Scope(self.namespace, user))
 
-    def forget(self, id: str, *, session: str = DEFAULT_CONVERSATION, user: str | None = None) -> ForgetReceipt:
+    def add_documents(
+        self,
+        documents: str | os.PathLike[str] | Document | Iterable[str | os.PathLike[str] | Document],
+        *,
+        user: str | None = None,
+        sync: bool = False,
+    ) -> AddedDocuments:
+        """Adds documents to what all conversations of this namespace may recall; see ``Memory.add_documents``.
+
+        Args:
+            documents: files, folders or texts.
+            user: only whose conversations recall them; None: everybody's.
+            sync: also removes the documents of files that are gone from the folders given.
+
+        Raises:
+            InputError: a file is missing, unreadable or not a text; those before it are stored.
+        """
+        scope = Scope(self.namespace, knowledge=True) if user is None else Scope(self.namespace, user)
+        return self.memory.add_documents(scope, documents, sync=sync)
+
+    def forget(
+        self, id: str, *, session: str = DEFAULT_CONVERSATION, user: str | None = None, knowledge: bool = False
+    ) -> ForgetReceipt:
         """Forgets a memory everywhere: store, index, summaries, snapshots, and every open cache that may have seen it.
 
         Args:
-            id: such as ``turn:17`` or ``fact:3``.
+            id: such as ``turn:17``, ``fact:3`` or ``document:2``.
             session: the conversation it was said in, where there is no user.
             user: whose memory it is.
+            knowledge: a document of the namespace's shared knowledge instead.
 
         Raises:
             InputError: no such memory in this scope.
         """
-        return self.forget_in(Scope(self.namespace, user, session), id)
+        scope = Scope(self.namespace, knowledge=True) if knowledge else Scope(self.namespace, user, session)
+        return self.forget_in(scope, id)
 
     def forget_in(self, scope: Scope, id: str) -> ForgetReceipt:
         """``forget`` in the scope of an open conversation."""

@@ -269,9 +269,9 @@ class Conversation:
         """
         # A small model uses best what it read last, and what it read twice (docs/log.md).
         found = sorted((note for note in notes if not note.why.pinned), key=lambda note: note.why.score)
-        best = [note_line(note.text) for note in found[-1:]]
-        pinned = [note_line(note.text) for note in notes if note.why.pinned]
-        lines = [*(note_line(note.text) for note in found[:-1]), *pinned, *best]
+        best = [note_line(note.note) for note in found[-1:]]
+        pinned = [note_line(note.note) for note in notes if note.why.pinned]
+        lines = [*(note_line(note.note) for note in found[:-1]), *pinned, *best]
         for chosen in (lines + best, *(lines[i:] for i in range(len(lines) + 1))):
             tokens = self._frame(chosen) if chosen else []
             if len(tokens) <= self.resident.layout.memory_room:

@@ -92,12 +92,13 @@ class Residents:
             conversation.load()
 
     def sharing_memory(self, scope: Scope) -> list[Conversation]:
-        """Open conversations that may have recalled something of a scope's."""
+        """Open conversations that may have recalled something of a scope's: of shared knowledge, all of a namespace."""
         with self._registry:
             return [
                 conversation
                 for other, conversation in self._open.items()
                 if other == scope
+                or (scope.knowledge and other.namespace == scope.namespace)
                 or ((other.namespace, other.user) == (scope.namespace, scope.user) and scope.user is not None)
             ]
 

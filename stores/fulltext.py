@@ -33,6 +33,7 @@ _STOP = """
     your yours called name named remember remind told think want
 """
 STOP_WORDS = frozenset(_STOP.split())
+_TABLES = ("turn_words", "fact_words", "passage_words")
 
 
 def words(value: str) -> list[str]:
@@ -78,6 +79,11 @@ def add_fact(connection: Connection, fact_id: int, owner_id: int, conversation_i
     _add(connection, "fact_words", fact_id, scope_words(owner_id, conversation_id), value)
 
 
+def add_passage(connection: Connection, passage_id: int, owner_id: int, value: str) -> None:
+    """Writes the full-text row of a passage: of its headings and its text."""
+    _add(connection, "passage_words", passage_id, scope_words(owner_id, None), value)
+
+
 def _add(connection: Connection, table: str, row_id: int, scope: str, value: str) -> None:
     connection.execute(
         text(f"INSERT INTO {table} (rowid, scope, text) VALUES (:id, :scope, :text)"),
@@ -95,17 +101,23 @@ def drop_facts(connection: Connection, fact_ids: Iterable[int]) -> int:
     return _drop(connection, "fact_words", fact_ids)
 
 
+def drop_passages(connection: Connection, passage_ids: Iterable[int]) -> int:
+    """Removes the full-text rows of passages; returns how many there were."""
+    return _drop(connection, "passage_words", passage_ids)
+
+
 def _drop(connection: Connection, table: str, ids: Iterable[int]) -> int:
     statement = text(f"DELETE FROM {table} WHERE rowid = :id")
     return sum(connection.execute(statement, {"id": row_id}).rowcount for row_id in ids)
 
 
-def holds(connection: Connection, table: str) -> str:
-    """A condition on rows of a full-text table: those with the word ``:term`` in the scope ``:scope``."""
+def holds(connection: Connection, table: str, scopes: Sequence[str], term: str) -> tuple[str, dict[str, str]]:
+    """A condition on rows of a full-text table, and its values: those of any of the scopes with a word."""
     if connection.dialect.name == "sqlite":
-        return f"""{table} MATCH ('scope : "' || :scope || '" AND text : "' || :term || '"')"""
-    scope = "CAST(''':' || :scope || '''' AS tsquery)"
-    return f"{table}.words @@ ({scope} && plainto_tsquery('pg_catalog.english', :term))"
+        any_scope = " OR ".join(f'"{scope}"' for scope in scopes)
+        return f"{table} MATCH :match", {"match": f'scope : ({any_scope}) AND text : "{term}"'}
+    query = "CAST(:scopes AS tsquery) && plainto_tsquery('pg_catalog.english', :term)"
+    return f"{table}.words @@ ({query})", {"scopes": " | ".join(f"':{scope}'" for scope in scopes), "term": term}
 
 
 def holds_all(connection: Connection, table: str, terms: Sequence[str]) -> TextClause:
@@ -122,22 +134,31 @@ def turns_with(
 
     Turns of conversation ``asking_id`` count only below sequence ``window_from``.
     """
+    condition, values = holds(connection, "turn_words", [scope], term)
     statement = text(
         "SELECT turn_words.rowid FROM turn_words JOIN turns ON turns.id = turn_words.rowid "
-        f"WHERE {holds(connection, 'turn_words')} "
+        f"WHERE {condition} "
         "AND (turns.conversation_id <> :asking OR turns.sequence < :window_from) "
         "ORDER BY turn_words.rowid DESC LIMIT :limit"
     )
-    values = {"scope": scope, "term": term, "asking": asking_id, "window_from": window_from, "limit": limit}
-    return list(connection.scalars(statement, values))
+    limits = {"asking": asking_id, "window_from": window_from, "limit": limit}
+    return list(connection.scalars(statement, {**values, **limits}))
 
 
 def facts_with(connection: Connection, scope: str, term: str, limit: int) -> list[int]:
     """Ids of the newest ``limit`` facts of a scope that hold a term, newest first."""
-    statement = text(
-        f"SELECT rowid FROM fact_words WHERE {holds(connection, 'fact_words')} ORDER BY rowid DESC LIMIT :limit"
-    )
-    return list(connection.scalars(statement, {"scope": scope, "term": term, "limit": limit}))
+    return _newest(connection, "fact_words", [scope], term, limit)
+
+
+def passages_with(connection: Connection, owner_ids: Sequence[int], term: str, limit: int) -> list[int]:
+    """Ids of the newest ``limit`` passages of the owners that hold a term, newest first."""
+    return _newest(connection, "passage_words", [scope_words(owner, None) for owner in owner_ids], term, limit)
+
+
+def _newest(connection: Connection, table: str, scopes: Sequence[str], term: str, limit: int) -> list[int]:
+    condition, values = holds(connection, table, scopes, term)
+    statement = text(f"SELECT rowid FROM {table} WHERE {condition} ORDER BY rowid DESC LIMIT :limit")
+    return list(connection.scalars(statement, {**values, "limit": limit}))
 
 
 def rows(connection: Connection, table: str) -> dict[int, str]:
@@ -147,11 +168,11 @@ def rows(connection: Connection, table: str) -> dict[int, str]:
 
 def optimize(connection: Connection) -> None:
     """Merges the FTS5 indexes, so that deleted words leave their shadow tables."""
-    for table in ("turn_words", "fact_words"):
+    for table in _TABLES:
         connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('optimize')"))
 
 
 def check(connection: Connection) -> None:
-    """Compares both FTS5 indexes with their contents; FTS5 raises when they differ."""
-    for table in ("turn_words", "fact_words"):
+    """Compares the FTS5 indexes with their contents; FTS5 raises when they differ."""
+    for table in _TABLES:
         connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')"))

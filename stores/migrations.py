@@ -76,6 +76,49 @@ CREATE VIRTUAL TABLE template_words USING fts5(text, tokenize = 'porter ascii');
 CREATE VIRTUAL TABLE line_words USING fts5(text, tokenize = 'porter ascii', content = '')
 """
 
+# Another CHECK means another table. Dropping the old one would delete what points to it, so that is copied as well, and
+# so is how far each table has counted: ids are never used again.
+_DOCUMENTS = """
+CREATE TABLE documents (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_id INTEGER NOT NULL REFERENCES owners (id),
+    path VARCHAR NOT NULL, name VARCHAR NOT NULL, title VARCHAR NOT NULL, checksum VARCHAR NOT NULL,
+    added DATETIME NOT NULL, updated DATETIME NOT NULL, UNIQUE (owner_id, path, name));
+CREATE TABLE passages (id INTEGER PRIMARY KEY AUTOINCREMENT,
+    document_id INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE, position INTEGER NOT NULL,
+    first INTEGER NOT NULL, last INTEGER NOT NULL, first_line INTEGER NOT NULL, last_line INTEGER NOT NULL,
+    heading TEXT NOT NULL, text TEXT NOT NULL);
+CREATE INDEX passages_by_document ON passages (document_id, position);
+CREATE VIRTUAL TABLE passage_words USING fts5(scope, text, tokenize = 'porter ascii');
+CREATE TABLE new_chunks (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_id INTEGER NOT NULL REFERENCES owners (id),
+    conversation_id INTEGER REFERENCES conversations (id) ON DELETE CASCADE,
+    fact_id INTEGER REFERENCES facts (id) ON DELETE CASCADE,
+    passage_id INTEGER REFERENCES passages (id) ON DELETE CASCADE,
+    kind VARCHAR NOT NULL CHECK (kind IN ('window', 'summary', 'fact', 'passage')),
+    first_sequence INTEGER, last_sequence INTEGER, text TEXT NOT NULL);
+CREATE TABLE new_derived (id INTEGER PRIMARY KEY AUTOINCREMENT,
+    chunk_id INTEGER NOT NULL REFERENCES new_chunks (id) ON DELETE CASCADE,
+    kind VARCHAR NOT NULL, text TEXT NOT NULL, sources JSON NOT NULL);
+CREATE TABLE new_embeddings (chunk_id INTEGER PRIMARY KEY REFERENCES new_chunks (id) ON DELETE CASCADE,
+    space_id INTEGER NOT NULL REFERENCES spaces (id), vector BLOB NOT NULL);
+INSERT INTO new_chunks (id, owner_id, conversation_id, fact_id, kind, first_sequence, last_sequence, text)
+    SELECT id, owner_id, conversation_id, fact_id, kind, first_sequence, last_sequence, text FROM chunks;
+INSERT INTO new_derived SELECT id, chunk_id, kind, text, sources FROM derived;
+INSERT INTO new_embeddings SELECT chunk_id, space_id, vector FROM embeddings;
+DELETE FROM sqlite_sequence WHERE name IN ('new_chunks', 'new_derived');
+INSERT INTO sqlite_sequence (name, seq)
+    SELECT 'new_' || name, seq FROM sqlite_sequence WHERE name IN ('chunks', 'derived');
+DROP TABLE embeddings;
+DROP TABLE derived;
+DROP TABLE chunks;
+ALTER TABLE new_chunks RENAME TO chunks;
+ALTER TABLE new_derived RENAME TO derived;
+ALTER TABLE new_embeddings RENAME TO embeddings;
+CREATE INDEX chunks_by_owner ON chunks (owner_id);
+CREATE INDEX chunks_by_range ON chunks (conversation_id, last_sequence, first_sequence);
+CREATE INDEX chunks_by_fact ON chunks (fact_id);
+CREATE INDEX chunks_by_passage ON chunks (passage_id) WHERE passage_id IS NOT NULL;
+CREATE INDEX derived_by_chunk ON derived (chunk_id)
+"""
+
 _SPACES = """
 ALTER TABLE spaces ADD COLUMN serving BOOLEAN NOT NULL DEFAULT TRUE;
 CREATE TABLE embeddings_new (chunk_id INTEGER NOT NULL REFERENCES chunks (id) ON DELETE CASCADE,
@@ -120,6 +163,11 @@ def _forgotten(connection: Connection) -> None:
     _run(connection, "ALTER TABLE owners ADD COLUMN n_forgotten INTEGER NOT NULL DEFAULT 0")
 
 
+def _documents(connection: Connection) -> None:
+    """Documents, their passages, and chunks that may be of a passage."""
+    _run(connection, _DOCUMENTS)
+
+
 def _spaces(connection: Connection) -> None:
     """Vectors of two spaces side by side while one is being made, each with the scope it is searched in."""
     _run(connection, _SPACES)
@@ -130,6 +178,7 @@ MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [
     ("0002-turn-vectors", _turn_vectors),
     ("0003-lines", _lines),
     ("0004-forgotten", _forgotten),
+    ("0005-documents", _documents),
     ("0006-spaces", _spaces),
 ]
 

@@ -14,7 +14,8 @@ from memstream.stores.sql import SqlStore
 
 _PIECE = 1000  # rows
 _LEFT_OUT = ("migrations", "index_state", "snapshots")  # of the store itself, or of files beside it
-_WORDS = {"turn_words": ("scope", "text"), "fact_words": ("scope", "text"), "template_words": ("text",)}
+_SCOPED = ("scope", "text")
+_WORDS = {"turn_words": _SCOPED, "fact_words": _SCOPED, "passage_words": _SCOPED, "template_words": ("text",)}
 
 Progress = Callable[[str, int], None]
 

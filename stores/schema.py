@@ -1,6 +1,6 @@
 """The tables, typed. Migrations create them; a test holds both against each other.
 
-Full-text rows live in the FTS5 tables ``turn_words`` and ``fact_words`` (see fulltext.py).
+Full-text rows live in the FTS5 tables ``turn_words``, ``fact_words`` and ``passage_words`` (see fulltext.py).
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Migration(Base):
 class Owner(Base):
     """A (namespace, user); ``user_key`` is ``""`` for conversations without a user.
 
+    The shared knowledge of namespace N is the row (``""``, N): no scope can be given an empty namespace.
+
     ``n_forgotten`` counts what was forgotten: a cache loaded at another count has seen words that must be gone.
     """
 
@@ -131,15 +133,48 @@ class Pin(Base):
     created: Mapped[datetime] = mapped_column(UtcTime)
 
 
+class Document(Base):
+    """A file, a record of one, or a text that was handed in, of the owner who may recall it.
+
+    ``path`` is the file's, absolute, or ``""``; with ``name`` it tells the owner's documents apart.
+    """
+
+    __tablename__ = "documents"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
+    path: Mapped[str] = mapped_column(String)
+    name: Mapped[str] = mapped_column(String)
+    title: Mapped[str] = mapped_column(String)
+    checksum: Mapped[str] = mapped_column(String)
+    added: Mapped[datetime] = mapped_column(UtcTime)
+    updated: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class Passage(Base):
+    """A piece of a document: its characters ``first`` to ``last`` (exclusive), on lines counted from 1."""
+
+    __tablename__ = "passages"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    document_id: Mapped[int] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"))
+    position: Mapped[int]
+    first: Mapped[int]
+    last: Mapped[int]
+    first_line: Mapped[int]
+    last_line: Mapped[int]
+    heading: Mapped[str] = mapped_column(Text)
+    text: Mapped[str] = mapped_column(Text)
+
+
 class Chunk(Base):
-    """A key: a window of turns, a summary of turns, or a fact. Its id is the vector's id, never reused."""
+    """A key: a window of turns, a summary of turns, a fact, or a passage. Its id is the vector's id, never reused."""
 
     __tablename__ = "chunks"
-    __table_args__ = (CheckConstraint("kind IN ('window', 'summary', 'fact')"),)
+    __table_args__ = (CheckConstraint("kind IN ('window', 'summary', 'fact', 'passage')"),)
     id: Mapped[int] = mapped_column(primary_key=True)
     owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
     conversation_id: Mapped[int | None] = mapped_column(ForeignKey("conversations.id", ondelete="CASCADE"))
     fact_id: Mapped[int | None] = mapped_column(ForeignKey("facts.id", ondelete="CASCADE"))
+    passage_id: Mapped[int | None] = mapped_column(ForeignKey("passages.id", ondelete="CASCADE"))
     kind: Mapped[str] = mapped_column(String)
     first_sequence: Mapped[int | None]
     last_sequence: Mapped[int | None]

@@ -162,7 +162,7 @@ class Done:
 
 
 def pending(connection: Connection, space: SpaceInfo, limit: int, done: Done | None = None) -> list[Pending]:
-    """The oldest chunks and live turns without a vector in a space, at most ``limit``.
+    """The oldest chunks and live turns without a vector in a space, at most ``limit``; passages wait for what was said.
 
     Args:
         connection: to the store.
@@ -177,11 +177,9 @@ def pending(connection: Connection, space: SpaceInfo, limit: int, done: Done | N
         .outerjoin(db.Embedding, embedded)
         .where(db.Chunk.id > done.chunk_id, db.Embedding.chunk_id.is_(None))
         .order_by(db.Chunk.id)
-        .limit(limit)
     )
-    found = [Pending("chunk", row.id, row.text) for row in connection.execute(chunks)]
-    if not found:
-        done.chunk_id = connection.scalar(select(func.max(db.Chunk.id))) or 0
+    said = chunks.where(db.Chunk.passage_id.is_(None)).limit(limit)
+    found = [Pending("chunk", row.id, row.text) for row in connection.execute(said)]
     own = and_(db.TurnEmbedding.turn_id == db.Turn.id, db.TurnEmbedding.space_id == space.id)
     turns = (
         select(db.Turn.id, db.Turn.text)
@@ -196,7 +194,10 @@ def pending(connection: Connection, space: SpaceInfo, limit: int, done: Done | N
         .limit(limit - len(found))
     )
     found.extend(Pending("turn", row.id, row.text) for row in connection.execute(turns))
+    passages = chunks.where(db.Chunk.passage_id.is_not(None)).limit(limit - len(found))
+    found.extend(Pending("chunk", row.id, row.text) for row in connection.execute(passages))
     if not found:
+        done.chunk_id = connection.scalar(select(func.max(db.Chunk.id))) or 0
         newest = connection.scalar(select(func.max(db.Turn.id))) or 0
         being_said = connection.scalar(
             select(func.min(db.Turn.id)).where(db.Turn.id > done.turn_id, db.Turn.state == "open")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import Any, TypeVar
 import click
 
 from memstream.config import RecallConfig, memstream_home
-from memstream.errors import DimensionMismatchError, InputError, ModelNotFoundError
+from memstream.errors import DimensionMismatchError, InputError, ModelNotFoundError, StoreError
 from memstream.memory import Memory, Scope, SentenceTransformerEmbedder, SqlStore
-from memstream.report import Recalled, as_json, shown
+from memstream.memory.documents import Told
+from memstream.report import Citation, Recalled, as_json, shown
 from memstream.stores.move import move
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -31,7 +34,9 @@ _STORE = click.option(
     metavar="STORE",
     help="A file, or postgresql://USER@HOST/DATABASE.  [default: $MEMSTREAM_HOME/memstream.db]",
 )
-_USER = click.option("--user", default=None, help="Whose memory; without it: conversations that have no user.")
+_USER = click.option(
+    "--user", default=None, help="Whose memory; without it: shared documents, and conversations without a user."
+)
 _NAMESPACE = click.option("--namespace", default="default", show_default=True, help="The tenant.")
 _JSON = click.option("--json", "as_json_", is_flag=True, help="Print JSON.")
 
@@ -42,15 +47,20 @@ def _options(function: _Command) -> _Command:
 
 
 @contextmanager
-def _open(store: str | None, *, search_vectors: bool = False) -> Iterator[Memory]:
+def _open(store: str | None, *, vectors: bool = False, create: bool = False) -> Iterator[Memory]:
     """The store's memory; with vectors only where the default embedder is the one that made them."""
-    opened = SqlStore.open(memstream_home() / "memstream.db" if store is None else store, create=False)
+    if create and store is None:
+        try:
+            memstream_home().mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot create {memstream_home()}: {error.strerror}; give --store FILE") from error
+    opened = SqlStore.open(memstream_home() / "memstream.db" if store is None else store, create=create)
     memory = None
-    if search_vectors:
+    if vectors:
         try:
             memory = Memory(opened, SentenceTransformerEmbedder(), RecallConfig())
         except (ModelNotFoundError, DimensionMismatchError) as error:
-            click.echo(f"searching words only: {error}", err=True)
+            click.echo(f"words only, no vectors: {error}", err=True)
     if memory is None:
         memory = Memory(opened, None, RecallConfig())
     try:
@@ -60,14 +70,22 @@ def _open(store: str | None, *, search_vectors: bool = False) -> Iterator[Memory
 
 
 def _scopes(memory: Memory, namespace: str, user: str | None) -> list[Scope]:
-    """The user's scope, or those of all conversations without a user."""
+    """The user's scope, or the shared knowledge and all conversations without a user."""
     if user is not None:
         return [Scope(namespace, user)]
+    knowledge = Scope(namespace, knowledge=True)
     users = memory.list_users(namespace)
     if users:
         shown = ", ".join(users[:10]) + (", ..." if len(users) > 10 else "")
-        click.echo(f"without --user only conversations that have none; users here: {shown}", err=True)
-    return [info.scope for info in memory.list_conversations(Scope(namespace))]
+        click.echo(
+            f"without --user only shared documents and conversations that have none; users here: {shown}", err=True
+        )
+    return [knowledge, *(info.scope for info in memory.list_conversations(Scope(namespace)))]
+
+
+def _texts_of(namespace: str, user: str | None) -> Scope:
+    """Whose documents are meant: the user's, or those that all may read."""
+    return Scope(namespace, knowledge=True) if user is None else Scope(namespace, user)
 
 
 def _scope_of(memory: Memory, namespace: str, user: str | None, memory_id: str) -> Scope:
@@ -80,7 +98,10 @@ def _scope_of(memory: Memory, namespace: str, user: str | None, memory_id: str) 
         return Scope(namespace, user)
     scope = memory.scope_of(memory_id)
     if scope is None or scope.user is not None or scope.namespace != namespace:
-        raise InputError(f"there is no {memory_id} in conversations without a user; name the user with --user")
+        raise InputError(
+            f"there is no {memory_id} among shared documents and conversations without a user; "
+            "name the user with --user"
+        )
     return scope
 
 
@@ -88,6 +109,13 @@ def _line(item: Recalled) -> str:
     text = shown(" ".join(item.text.split()))
     text = text if len(text) <= _LINE_CHARS else text[: _LINE_CHARS - 1] + "…"
     return f"{item.id:12} {item.time:%Y-%m-%d %H:%M}  {item.role:9}  {text}"
+
+
+def _place(citation: Citation) -> str:
+    lines = f"line {citation.first_line}"
+    if citation.last_line != citation.first_line:
+        lines = f"lines {citation.first_line} to {citation.last_line}"
+    return shown(f"{citation}, {lines}")
 
 
 def _print(items: list[Recalled], as_json_: bool, nothing: str) -> None:
@@ -98,6 +126,62 @@ def _print(items: list[Recalled], as_json_: bool, nothing: str) -> None:
         click.echo(_line(item))
     if not items:
         click.echo(nothing, err=True)
+
+
+@command.command("add")
+@_options
+@click.option("--sync", is_flag=True, help="Also remove documents of files that are gone from the folders.")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+def add_command(
+    store: str | None, user: str | None, namespace: str, as_json_: bool, sync: bool, paths: tuple[str, ...]
+) -> None:
+    """Add documents: Markdown, text, JSON lines (one record a line), or folders of them.
+
+    All conversations of the namespace may recall them; with --user, only theirs. Added again, only what changed is.
+    """
+    scope = _texts_of(namespace, user)
+    with _open(store, vectors=True, create=True) as memory, _progress() as told:
+        report = memory.add_documents(scope, paths, sync=sync, told=told)
+        memory.flush()
+    if as_json_:
+        click.echo(json.dumps(as_json(report), indent=2))
+        return
+    kept = f" ({report.n_passages_kept} kept)" if report.n_passages_kept else ""
+    click.echo(
+        f"{len(report.added)} added, {len(report.changed)} changed, {len(report.removed)} removed, "
+        f"{report.n_unchanged} unchanged; {report.n_passages_new} new passages{kept}"
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Told]:
+    """Says on a terminal how many documents are done, and which was the last."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    done = itertools.count(1)
+    with Console(stderr=True).status("reading") as status:
+        yield lambda name: status.update(Text(f"{next(done)}: {shown(name)}"))
+
+
+@command.command("documents")
+@_options
+def documents_command(store: str | None, user: str | None, namespace: str, as_json_: bool) -> None:
+    """List the documents that all may read, or a user's own."""
+    with _open(store) as memory:
+        found = memory.documents(_texts_of(namespace, user))
+    if as_json_:
+        click.echo(json.dumps(as_json(found), indent=2, ensure_ascii=False))
+        return
+    for item in found:
+        where = shown(item.path or item.name)
+        title = f"  {shown(item.title)}" if item.title else ""
+        click.echo(f"{item.id:12} {item.updated:%Y-%m-%d %H:%M}  {item.n_passages:4} passages  {where}{title}")
+    if not found:
+        click.echo("there are no documents there", err=True)
 
 
 @command.command("list")
@@ -117,10 +201,13 @@ def list_command(store: str | None, user: str | None, namespace: str, as_json_: 
 @click.argument("query")
 def search_command(store: str | None, user: str | None, namespace: str, as_json_: bool, limit: int, query: str) -> None:
     """Search memories, best first, and tell why each was found."""
-    with _open(store, search_vectors=True) as memory:
+    with _open(store, vectors=True) as memory:
         scopes = _scopes(memory, namespace, user)
-        found = [item for scope in scopes for item in memory.search(scope, query, limit=limit)]
-    found.sort(key=lambda item: -item.why.score)
+        every = [item for scope in scopes for item in memory.search(scope, query, limit=limit)]
+    best: dict[str, Recalled] = {}
+    for item in sorted(every, key=lambda item: -item.why.score):
+        best.setdefault(item.id, item)  # shared passages are found from every conversation
+    found = list(best.values())
     if as_json_ or not found:
         _print(found[:limit], as_json_, f"nothing found for {query!r}")
         return
@@ -129,6 +216,8 @@ def search_command(store: str | None, user: str | None, namespace: str, as_json_
         dense = "-" if item.why.dense is None else f"{item.why.dense:.2f}"
         lexical = "-" if item.why.lexical is None else f"{item.why.lexical:.2f}"
         terms = f" ({', '.join(item.why.terms)})" if item.why.terms else ""
+        if item.citation is not None:
+            click.echo(f"{'':12} from {_place(item.citation)}")
         click.echo(f"{'':12} score {item.why.score:.2f}: meaning {dense}, words {lexical}{terms}")
 
 
@@ -136,13 +225,14 @@ def search_command(store: str | None, user: str | None, namespace: str, as_json_
 @_options
 @click.argument("memory_id", metavar="ID")
 def show_command(store: str | None, user: str | None, namespace: str, as_json_: bool, memory_id: str) -> None:
-    """Show one memory in full, such as turn:17 or fact:3."""
+    """Show one memory in full, such as turn:17, fact:3, passage:5 or document:2."""
     with _open(store) as memory:
         item = memory.show(_scope_of(memory, namespace, user, memory_id), memory_id)
     if as_json_:
         click.echo(json.dumps(as_json(item), indent=2, ensure_ascii=False))
         return
     where = "" if item.conversation is None else f", conversation {item.conversation}"
+    where = where if item.citation is None else f", {_place(item.citation)}"
     click.echo(f"{item.id}, {item.role}, {item.time:%Y-%m-%d %H:%M:%S} UTC{where}")
     click.echo(shown(item.text))
 
@@ -154,7 +244,7 @@ def show_command(store: str | None, user: str | None, namespace: str, as_json_: 
 def forget_command(
     store: str | None, user: str | None, namespace: str, as_json_: bool, yes: bool, memory_id: str
 ) -> None:
-    """Forget a memory completely, such as turn:17 or fact:3, and print the receipt."""
+    """Forget a memory completely, such as turn:17, fact:3 or document:2, and print the receipt."""
     with _open(store) as memory:
         scope = _scope_of(memory, namespace, user, memory_id)
         item = memory.show(scope, memory_id)

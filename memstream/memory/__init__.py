@@ -4,6 +4,7 @@ from memstream.memory.embedder import Embedder, SentenceTransformerEmbedder
 from memstream.memory.handle import ConversationHandle
 from memstream.memory.memory import Memory
 from memstream.memory.packing import Recall
+from memstream.memory.sources import Document
 from memstream.memory.verify import VerifyReport
 from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo, Turn
@@ -12,6 +13,7 @@ from memstream.stores.sql import SqlStore
 __all__ = [
     "ConversationHandle",
     "ConversationInfo",
+    "Document",
     "Embedder",
     "Memory",
     "Recall",

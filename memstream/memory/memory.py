@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from sqlalchemy import insert, select, update
 
 from memstream.config import RecallConfig
 from memstream.errors import ConfigError, InputError
-from memstream.memory import forgetting, gate, keys
+from memstream.memory import forgetting, gate, keys, present
+from memstream.memory.documents import Adding, Told
 from memstream.memory.embedder import Embedder, Embedders
 from memstream.memory.handle import ConversationHandle
 from memstream.memory.hits import Ranked, through_the_gate
@@ -19,16 +20,20 @@ from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
 from memstream.memory.reindex import Progress, Reindexed, reindex
 from memstream.memory.retriever import Retriever
+from memstream.memory.sources import Document, Paths
 from memstream.memory.verify import VerifyReport, verify
 from memstream.memory.view import view_of
-from memstream.report import ForgetReceipt, Recalled
+from memstream.report import AddedDocuments, DocumentInfo, ForgetReceipt, Recalled
+from memstream.stores import documents as stored_documents
 from memstream.stores import fulltext, rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import Scope, storable_text
+from memstream.stores.documents import StoredDocument, StoredPassage
 from memstream.stores.rows import ConversationInfo
 from memstream.stores.sql import SqlStore
 
 _LEXICAL_GATE = -0.05  # without an embedder, two fifths of the words that were asked for let a memory in
+_TEXTS_SOUGHT = 8  # of a document's passages, those that are searched for again once they are forgotten
 
 
 class Memory:
@@ -177,7 +182,8 @@ class Memory:
     ) -> Recall:
         """Finds what matters for the latest turns; nothing is a normal outcome.
 
-        Searches everything of (namespace, user), or of the one conversation where there is no user.
+        Searches everything of (namespace, user), or of the one conversation where there is no user, and the shared
+        knowledge of the namespace.
 
         Args:
             scope: of the asking conversation.
@@ -221,7 +227,7 @@ class Memory:
         )
 
     def memories(self, scope: Scope, *, limit: int = 50) -> list[Recalled]:
-        """The newest facts and live turns of a scope, oldest of them first."""
+        """The newest documents (by their titles), facts and live turns of a scope, oldest of them first."""
         with self.store.read() as connection:
             view = view_of(connection, scope, None)
             if view is None:
@@ -229,17 +235,26 @@ class Memory:
             newest = select(db.Turn.id).join(db.Conversation).where(view.turns()).order_by(db.Turn.id.desc())
             turns = rows.turns_by_id(connection, list(connection.scalars(newest.limit(limit))))
             hits = [unscored(turn=turn) for _, turn in sorted(turns.items())]
-            return pinned_facts(connection, view)[::-1] + recalled(connection, hits)
+            own = stored_documents.of_owner(connection, view.owner_id, limit=limit)
+            titles = [present.listed(document) for document in own]
+            return titles + pinned_facts(connection, view)[::-1] + recalled(connection, hits)
 
     def show(self, scope: Scope, memory_id: str) -> Recalled:
-        """One memory in full.
+        """One memory in full, or a document that the scope may read.
 
         Raises:
             InputError: the scope has none under that id.
         """
         with self.store.read() as connection:
-            _, memory = forgetting.find(connection, scope, memory_id)
-            hit = unscored(turn=memory) if isinstance(memory, rows.Turn) else unscored(fact=(memory.id, memory.text))
+            _, memory = forgetting.find(connection, scope, memory_id, reading=True)
+            if isinstance(memory, StoredDocument):
+                return present.whole(connection, memory)
+            if isinstance(memory, rows.Turn):
+                hit = unscored(turn=memory)
+            elif isinstance(memory, StoredPassage):
+                hit = unscored(passage=memory)
+            else:
+                hit = unscored(fact=(memory.id, memory.text))
             return recalled(connection, [hit])[0]
 
     def remember(self, scope: Scope, text: str) -> str:
@@ -253,7 +268,7 @@ class Memory:
         if not text:
             raise InputError("there is nothing to remember: the text is empty")
         if scope.user is None and scope.conversation is None:
-            raise ConfigError("a fact needs a user or a conversation to belong to")
+            raise ConfigError("a fact needs a user or a conversation to belong to; shared knowledge takes documents")
         with self.store.write() as connection:
             owner_id = rows.ensure_owner(connection, scope)
             conversation_id = None if scope.user is not None else rows.ensure_conversation(connection, scope)
@@ -265,6 +280,48 @@ class Memory:
             fulltext.add_fact(connection, fact_id, owner_id, conversation_id, text)
         self._indexer.wake()
         return f"fact:{fact_id}"
+
+    # --- documents
+
+    def add_documents(
+        self,
+        scope: Scope,
+        documents: Paths | Document | Iterable[Paths | Document],
+        *,
+        sync: bool = False,
+        told: Told | None = None,
+    ) -> AddedDocuments:
+        """Adds documents, which are recalled by passages, with a citation; what did not change is left as it is.
+
+        A file is told by its path and a text by its name: added again, it takes the place of what was there, and
+        passages that are the same keep their vectors. What is gone from a document is forgotten as by ``forget``.
+        Each document is stored in one transaction; after an error or a crash, adding the same again goes on from there.
+
+        Args:
+            scope: ``Scope(namespace, knowledge=True)`` for what all conversations of the namespace may recall; or of a
+                user, for their conversations alone.
+            documents: files (Markdown, JSON lines by their suffix, anything else as plain text), folders, texts.
+            sync: also removes the documents of files that are gone from the folders given.
+            told: is called with the name of each document that is done.
+
+        Raises:
+            InputError: a file is missing, unreadable, not UTF-8, or a line of it no record; those before it are stored.
+            ConfigError: the scope is of a conversation without a user.
+        """
+        adding = Adding(self.store, scope, told)
+        try:
+            return adding.run(documents, sync=sync)
+        finally:
+            if adding.finish():
+                self._purge()
+            self._indexer.wake()
+
+    def documents(self, scope: Scope) -> list[DocumentInfo]:
+        """The documents of a user, or of the shared knowledge of a namespace, in the order they were added."""
+        with self.store.read() as connection:
+            owner_id = rows.find_owner(connection, scope)
+            found = [] if owner_id is None else stored_documents.of_owner(connection, owner_id)
+        return [present.info(document) for document in found]
 
     # --- forgetting and checking
 
@@ -283,10 +340,10 @@ class Memory:
         for conversation_id, sources in done.summaries:
             self._indexer.summarise(conversation_id, sources)
         self._indexer.wake()
-        found = {hit.id for hit in self.search(scope, done.text, limit=1000)}
+        found = {hit.id for text in done.texts[:_TEXTS_SOUGHT] for hit in self.search(scope, text, limit=1000)}
         with self.store.read() as connection:
             left = connection.scalars(select(db.Chunk.id).where(db.Chunk.id.in_(done.chunk_ids))).all()
-        verified = wiped and memory_id not in found and not left and not self._index.holds(done.chunk_ids)
+        verified = wiped and found.isdisjoint(done.ids) and not left and not self._index.holds(done.chunk_ids)
         return ForgetReceipt(
             id=memory_id,
             removed=done.removed,

@@ -1,13 +1,17 @@
 """Finding what matters: full-text and dense search over one scope, fused, scored turn by turn, gated.
 
 Windows are scored and single turns are returned. All scores are shares: the lexical one is BM25 (k1 = 1.2, b = 0.5;
-statistics of the scope alone) over what a text of average length with every word of the query would score, the dense
-one a cosine. So they add up without being standardised over a scope that nobody could score whole:
+statistics of what the scope may see alone) over what a text of average length with every word of the query would
+score, the dense one a cosine. So they add up without being standardised over a scope that nobody could score whole:
 
     window = lexical + best turn's (cosine + 0.2 if its speaker was asked about - 0.1 if it only asks)
              + 0.5 x window's cosine + 0.5 x closeness to a date that was asked for
     turn   = best window that holds it + 0.55 x own lexical + 0.6 x own cosine + 0.1 x own closeness
              + 0.09 if its speaker was asked about - 0.1 if it only asks
+
+A fact and a passage of a document are their own window, and nobody's words:
+
+    fact   = (1 + 0.55) x lexical + (1 + 0.5 + 0.6) x cosine
 
 A hit passes the gate where its cosine with the whole question, and the share of the question's words that are in it and
 around it, say enough together:
@@ -24,7 +28,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 
@@ -35,24 +39,22 @@ from memstream.memory.dates import find_dates
 from memstream.memory.embedder import Embedders
 from memstream.memory.hits import Hit, Ranked, RankedWindow, set_ranks
 from memstream.memory.live_index import SearchIndex
+from memstream.memory.measure import TYPICAL_CHARS, TYPICAL_PASSAGE_CHARS, Measure
 from memstream.memory.query import Query, is_question, make_query
 from memstream.memory.view import View, oldest_day, view_of
-from memstream.stores import fulltext, rows, vectors
+from memstream.stores import documents, fulltext, rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import Scope, Vectors
+from memstream.stores.documents import StoredPassage
 from memstream.stores.rows import Turn
 from memstream.stores.sql import SqlStore
 from memstream.stores.vectors import SpaceInfo
 
-_K1, _B = 1.2, 0.5
-_TYPICAL_CHARS = 120.0  # a turn of this length counts as average
 _MAX_POSTINGS = 2000  # newest turns looked at per term; a term in more of them says little
-_LEXICAL = 96  # turns whose windows are scored, and facts
+_LEXICAL = 96  # turns whose windows are scored, facts, and passages
 _DENSE_WINDOWS = 64
 _DATED_WINDOWS = 512  # of the dates asked for, newest first; the nearest in meaning of them
 _MAX_SPAN = 64  # sequences a window reaches over at most, gaps included
-_FEW_TURNS = 100  # in a scope of fewer, a word is weighed as if there were so many: it cannot be known to be common
-_RARE_TURNS = 3  # an identifier in so few turns says what is meant
 _COMMON_PART = 8  # a word in an eighth of the turns is all over the place
 _COMMON_TURNS = 32  # of so many turns at least
 
@@ -65,10 +67,6 @@ _OWN_COSINE = 0.6
 _SPEAKER = 0.09
 _SPEAKER_IN_WINDOW = 0.2
 _QUESTION = 0.1  # who asked knew less than who told
-_GATE_OWN = 0.2  # of the words that were asked for, those in the turn itself
-_GATE_WINDOW = 0.3  # and those in its window
-_NEAR = 0.5  # of the gate: the least cosine of a hit that has no word in common with the question
-_GATE_HALF = 0.25  # what half of the words are worth: the gate is meant for a hit that has so many
 _SPEAKER_PREFIX = re.compile(r"\s*((?:[^\W\d_][\w.'’-]{0,30} ?){1,3}): ")
 
 
@@ -139,9 +137,7 @@ class _Ranking:
         self._view, self._query, self._gate = view, query, gate
         self._turn_terms: dict[int, list[str]] = {}
         self._fact_terms: dict[int, list[str]] = {}
-        self._idf: dict[str, float] = {}
-        self._identifiers: set[str] = set()
-        self._mass = 1.0
+        self._passage_terms: dict[int, list[str]] = {}
         self._window: list[int] = []
         self._dated: list[int] = []
         self._chosen: set[int] = set()
@@ -157,18 +153,23 @@ class _Ranking:
         """Finds which turns and facts hold which words, and the keys that may be searched."""
         self._connection = connection
         n_turns = self._count_turns()
-        self._n_considered = n_turns + self._count_facts()
-        self._look_up_terms(n_turns)
+        n_passages = documents.count_passages(connection, self._view.documents) if self._view.documents else 0
+        self._n_considered = n_turns + self._count_facts() + n_passages
+        self._look_up_terms(n_turns, n_passages)
         self._chosen = self._windows_around(self._best(self._turn_terms))
         self._dated = self._windows_of_dates()
         self._window = list(connection.scalars(select(db.Chunk.id).where(self._view.window())))
         if not has_vectors:
             self._chosen |= set(self._dated)
+        if self._passage_terms:
+            self._chosen.update(documents.keys_of(connection, self._best(self._passage_terms)).values())
 
     def search_vectors(self, index: SearchIndex, space: SpaceInfo, both: Vectors) -> None:
         """Adds the keys that are near in meaning, and the cosines of those already chosen."""
         self._space, self._both = space, both
         self._chosen.update(index.search(both[1], self._view.scope, _DENSE_WINDOWS, self._window))
+        for scope in self._view.knowledge:
+            self._chosen.update(index.search(both[1], scope, _DENSE_WINDOWS, []))
         dated = index.cosines(both, self._dated)
         self._chosen.update(sorted(dated, key=lambda key: -dated[key][1])[:_DENSE_WINDOWS])
         self._dense = index.cosines(both, self._chosen)
@@ -180,31 +181,34 @@ class _Ranking:
     def _count_facts(self) -> int:
         return self._connection.scalar(select(func.count()).select_from(db.Fact).where(self._view.facts())) or 0
 
-    def _look_up_terms(self, n_turns: int) -> None:
+    def _look_up_terms(self, n_turns: int, n_passages: int) -> None:
         view = self._view
+        counts: dict[str, int] = {}
         for term in self._query.terms:
             found = fulltext.turns_with(
                 self._connection, view.scope_term, term, view.asking_id, view.window_from, _MAX_POSTINGS
             )
             facts = fulltext.facts_with(self._connection, view.scope_term, term, _MAX_POSTINGS)
             n = len(found) + len(facts)
-            self._idf[term] = math.log(1 + (max(n_turns, n, _FEW_TURNS) - n + 0.5) / (n + 0.5))
-            if term in self._query.newest:
-                if 0 < n <= _RARE_TURNS and any(char.isdigit() for char in term):
-                    self._identifiers.add(term)
-                if n_turns >= _COMMON_TURNS and n >= n_turns / _COMMON_PART:
-                    self.common.add(term)
+            if term in self._query.newest and n_turns >= _COMMON_TURNS and n >= n_turns / _COMMON_PART:
+                self.common.add(term)
+            counts[term] = n
+            if view.documents:
+                passages = fulltext.passages_with(self._connection, view.documents, term, _MAX_POSTINGS)
+                counts[term] += len(passages)
+                for passage_id in passages:
+                    self._passage_terms.setdefault(passage_id, []).append(term)
             for turn_id in found:
                 self._turn_terms.setdefault(turn_id, []).append(term)
             for fact_id in facts:
                 self._fact_terms.setdefault(fact_id, []).append(term)
-        self._mass = max(sum(self._query.terms[term] * idf for term, idf in self._idf.items()), 1e-6)
+        self._measure = Measure(self._query, self._gate, counts, n_turns + n_passages)
 
     def _best(self, terms: dict[int, list[str]]) -> list[int]:
-        """Of the turns or facts with their terms, those that hold the most of what was asked for."""
+        """Of the turns, facts or passages with their terms, those that hold the most of what was asked for."""
 
         def weight(item: tuple[int, list[str]]) -> tuple[float, int]:
-            return (-sum(self._query.terms[term] * self._idf[term] for term in item[1]), -item[0])
+            return (-self._measure.weight(item[1]), -item[0])
 
         return [number for number, _ in heapq.nsmallest(_LEXICAL, terms.items(), key=weight)]
 
@@ -259,6 +263,8 @@ class _Ranking:
                     best[turn.id] = key
         hits = [self._turn_hit(turn, best.get(turn.id), own[turn.id]) for turn in turns.values()]
         hits.extend(self._fact_hits(facts))
+        if self._view.documents:
+            hits.extend(self._passage_hits())
         hits.sort(key=lambda hit: (-hit.score, -(hit.turn.id if hit.turn else 0)))
         set_ranks(hits)
         windows = [RankedWindow(key.turns, key.score) for key in keys.values()]
@@ -311,21 +317,13 @@ class _Ranking:
         terms = self._turn_terms.get(turn.id, ())
         whole, dense = (None, 0.0) if cosines is None else (cosines[0], max(0.0, cosines[1]))
         return _Own(
-            lexical=self._bm25(dict.fromkeys(terms, 1), len(turn.text) / _TYPICAL_CHARS),
+            lexical=self._measure.bm25(dict.fromkeys(terms, 1), len(turn.text) / TYPICAL_CHARS),
             dense=dense,
             whole=whole,
             closeness=self._closeness(turn),
             asked=self._is_asked_about(turn),
             question=is_question(turn.text),
         )
-
-    def _bm25(self, counts: dict[str, int], relative_length: float) -> float:
-        """The share of what one occurrence of every query term would score at average length."""
-        norm = _K1 * (1 - _B + _B * relative_length)
-        total = sum(
-            self._query.terms[term] * self._idf[term] * n * (_K1 + 1) / (n + norm) for term, n in counts.items()
-        )
-        return total / self._mass
 
     def _closeness(self, turn: Turn) -> float:
         """1 for a turn said on a date that was asked for, or that tells of it; less with each day beside it."""
@@ -349,9 +347,9 @@ class _Ranking:
         for turn in key.turns:
             for term in self._turn_terms.get(turn.id, ()):
                 counts[term] = counts.get(term, 0) + 1
-        length = sum(len(turn.text) for turn in key.turns) / (len(key.turns) * _TYPICAL_CHARS)
+        length = sum(len(turn.text) for turn in key.turns) / (len(key.turns) * TYPICAL_CHARS)
         mine = [own[turn.id] for turn in key.turns]
-        score = self._bm25(counts, length) + _WINDOW_COSINE * max(0.0, key.dense or 0.0)
+        score = self._measure.bm25(counts, length) + _WINDOW_COSINE * max(0.0, key.dense or 0.0)
         score += max(o.dense + _SPEAKER_IN_WINDOW * o.asked - _QUESTION * o.question for o in mine)
         score += _DATE * max(o.closeness for o in mine)
         key.score = score * min(1.0, WINDOW_TURNS / len(key.turns))  # a summary of many turns tells little of each
@@ -363,47 +361,55 @@ class _Ranking:
         score += _OWN_LEXICAL * own.lexical + _OWN_COSINE * own.dense
         score += _OWN_DATE * own.closeness + _SPEAKER * own.asked - _QUESTION * own.question
         cosine = max((c for c in (own.whole, key.whole if key else None) if c is not None), default=None)
-        evidence = self._evidence(own.whole, terms, key.terms if key else terms)
-        near = self._is_near(own.whole, terms)
+        evidence = self._measure.evidence(own.whole, terms, key.terms if key else terms)
+        near = self._measure.is_near(own.whole, terms)
         boosts = [name for name, so in (("date", own.closeness > 0.5), ("speaker", own.asked)) if so]
         return Hit(turn, None, score, cosine, own.lexical or None, tuple(terms), evidence, near, tuple(boosts))
 
-    def _evidence(self, cosine: float | None, own: Iterable[str], around: Iterable[str]) -> float:
-        """How far above the gate: see the top of this file."""
-        if not self._identifiers.isdisjoint(own):
-            return 1.0
-        said = _GATE_OWN * self._share(own) + _GATE_WINDOW * self._share(around)
-        return (cosine or 0.0) + said - self._gate - _GATE_HALF
-
-    def _is_near(self, cosine: float | None, own: Sequence[str]) -> bool:
-        return bool(own) or (cosine is not None and cosine >= _NEAR * self._gate)
-
-    def _share(self, terms: Iterable[str]) -> float:
-        """How much of what was asked for is in these words."""
-        return sum(self._query.terms[term] * self._idf[term] for term in terms) / self._mass
-
     def _fact_hits(self, facts: dict[int, list[float] | None]) -> list[Hit]:
-        hits = []
         texts = self._connection.execute(select(db.Fact.id, db.Fact.text).where(db.Fact.id.in_(list(facts))))
-        for fact_id, text in texts:
-            terms = self._fact_terms.get(fact_id, [])
-            whole, dense = facts[fact_id] or (None, 0.0)
-            lexical = self._bm25(dict.fromkeys(terms, 1), len(text) / _TYPICAL_CHARS)
-            score = (1 + _OWN_LEXICAL) * lexical + (1 + _WINDOW_COSINE + _OWN_COSINE) * max(0.0, dense)
-            evidence = self._evidence(whole, terms, terms)
-            hits.append(
-                Hit(
-                    None,
-                    (fact_id, text),
-                    score,
-                    whole,
-                    lexical or None,
-                    tuple(terms),
-                    evidence,
-                    self._is_near(whole, terms),
-                )
+        return [
+            self._alone(text, self._fact_terms.get(number, []), facts[number], TYPICAL_CHARS, fact=(number, text))
+            for number, text in texts
+        ]
+
+    def _passage_hits(self) -> list[Hit]:
+        keys = documents.passages_of_keys(self._connection, self._chosen, self._view.documents)
+        return [
+            self._alone(
+                passage.text,
+                self._passage_terms.get(passage.id, []),
+                self._dense.get(keys[passage.id]),
+                TYPICAL_PASSAGE_CHARS,
+                passage=passage,
             )
-        return hits
+            for passage in documents.passages(self._connection, ids=list(keys))
+        ]
+
+    def _alone(
+        self,
+        text: str,
+        terms: Sequence[str],
+        cosines: Sequence[float] | None,
+        typical_chars: float,
+        *,
+        fact: tuple[int, str] | None = None,
+        passage: StoredPassage | None = None,
+    ) -> Hit:
+        """A fact or passage with its score."""
+        whole, dense = cosines or (None, 0.0)
+        lexical = self._measure.bm25(dict.fromkeys(terms, 1), len(text) / typical_chars)
+        return Hit(
+            None,
+            fact,
+            (1 + _OWN_LEXICAL) * lexical + (1 + _WINDOW_COSINE + _OWN_COSINE) * max(0.0, dense),
+            whole,
+            lexical or None,
+            tuple(terms),
+            self._measure.evidence(whole, terms, terms),
+            self._measure.is_near(whole, terms),
+            passage=passage,
+        )
 
 
 def _midnight(day: date) -> datetime:

@@ -11,7 +11,8 @@ from memstream.memory.chunker import MAX_PIECES, estimated_pieces
 from memstream.stores.fulltext import query_terms
 
 # After a full stop, unless it ends an initial or a title: "J.", "Dr.", "Mrs."
-_ENDS = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\bMrs\.)\s+|(?<=[。！？])|\n+")
+SENTENCE_END = r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\bMrs\.)\s+|(?<=[。！？])"
+_ENDS = re.compile(SENTENCE_END + r"|\n+")
 
 
 def sentences(text: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, func, null, select, text
 from sqlalchemy.exc import DBAPIError
 
 from memstream.memory.live_index import SearchIndex
@@ -14,6 +14,9 @@ from memstream.stores import schema as db
 from memstream.stores.sql import SqlStore
 
 _MOST = 20  # problems of one kind that are listed
+_COUNTED = (
+    "conversations", "turns", "facts", "documents", "passages", "chunks", "embeddings", "turn_embeddings", "snapshots",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +42,12 @@ def verify(store: SqlStore, index: SearchIndex) -> VerifyReport:
         if not problems:
             problems += _words(connection)
             problems += _keys(connection)
+            problems += _passages(connection)
             problems += _vectors(connection)
             problems += _events(connection)
         counts = {
             table: connection.scalar(select(func.count()).select_from(db.Base.metadata.tables[table])) or 0
-            for table in ("conversations", "turns", "facts", "chunks", "embeddings", "turn_embeddings", "snapshots")
+            for table in _COUNTED
         }
         space = vectors.find_space(connection)
         n_texts = counts["chunks"] + counts["turns"]
@@ -74,12 +78,18 @@ def _database(connection: Connection) -> list[str]:
 
 
 def _words(connection: Connection) -> list[str]:
-    """Every finished live turn and every fact has its full-text row, with its words and scope, and nothing else."""
+    """Every finished live turn, fact and passage has its full-text row, with its words and scope, and nothing else."""
     turns = select(db.Turn.id, db.Turn.text, db.Conversation.owner_id, db.Turn.conversation_id).join(db.Conversation)
     live = turns.where(db.Turn.superseded.is_(False), db.Turn.state != "open")
     facts = select(db.Fact.id, db.Fact.text, db.Fact.owner_id, db.Fact.conversation_id)
+    found_by = db.Passage.heading + "\n" + db.Passage.text
+    passages = select(db.Passage.id, found_by, db.Document.owner_id, null()).join(db.Document)
     found = []
-    for name, table, statement in (("turn", "turn_words", live), ("fact", "fact_words", facts)):
+    for name, table, statement in (
+        ("turn", "turn_words", live),
+        ("fact", "fact_words", facts),
+        ("passage", "passage_words", passages),
+    ):
         held = {row[0]: (row[1], row[2]) for row in connection.execute(text(f"SELECT rowid, text, scope FROM {table}"))}
         for row_id, value, owner_id, conversation_id in connection.execute(statement):
             expected = (" ".join(fulltext.words(value)), fulltext.scope_words(owner_id, conversation_id))
@@ -113,7 +123,7 @@ def _keys(connection: Connection) -> list[str]:
     for key in connection.execute(keys):
         if key.conversation_id is not None and owners[key.conversation_id] != key.owner_id:
             found.append(f"chunk {key.id} belongs to another owner than its conversation")
-        if key.kind == "fact":
+        if key.kind in ("fact", "passage"):
             continue
         ends = {key.first_sequence, key.last_sequence}
         if not ends <= set(live[key.conversation_id]):
@@ -127,6 +137,36 @@ def _keys(connection: Connection) -> list[str]:
     for derived_id, sources in connection.execute(select(db.Derived.id, db.Derived.sources)):
         if not set(sources) <= known:
             found.append(f"summary {derived_id} was made from a turn that is gone")
+    return found[:_MOST]
+
+
+def _passages(connection: Connection) -> list[str]:
+    """Every passage is as long as it says, follows the one before, and has one key of its owner, with its text."""
+    keys: dict[int | None, list[tuple[int, str]]] = defaultdict(list)
+    statement = select(db.Chunk.passage_id, db.Chunk.owner_id, db.Chunk.text).where(db.Chunk.kind == "passage")
+    for passage_id, owner_id, value in connection.execute(statement):
+        keys[passage_id].append((owner_id, value))
+    found, before = [], (0, 0)
+    passages = (
+        select(
+            db.Passage.id, db.Passage.document_id, db.Passage.first, db.Passage.last, db.Passage.text,
+            db.Document.owner_id,
+        )
+        .join(db.Document)
+        .order_by(db.Passage.document_id, db.Passage.position)
+    )  # fmt: skip
+    for passage in connection.execute(passages):
+        if passage.last - passage.first != len(passage.text):
+            found.append(f"passage:{passage.id} is not as long as it says")
+        if before[0] == passage.document_id and passage.first < before[1]:
+            found.append(f"passage:{passage.id} begins before the one before it ends")
+        before = (passage.document_id, passage.last)
+        mine = keys.pop(passage.id, [])
+        if len(mine) != 1:
+            found.append(f"passage:{passage.id} has {len(mine)} keys")
+        elif mine[0][0] != passage.owner_id or not mine[0][1].endswith(passage.text):
+            found.append(f"the key of passage:{passage.id} is of another text or owner")
+    found += [f"a key of passage:{number} is left, but it is gone" for number in keys]
     return found[:_MOST]
 
 
