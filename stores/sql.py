@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from sqlalchemy import Connection, Engine, select
 
 from memstream.errors import ConversationBusyError, StoreError
-from memstream.stores import fulltext, migrations, sqlite
+from memstream.stores import fulltext, leftovers, migrations, sqlite
 from memstream.stores.schema import Migration
 
 
@@ -106,26 +107,60 @@ class SqlStore:
                     finally:
                         self._writer = None
 
-    def purge(self) -> bool:
-        """Wipes what deleted rows left in the files. Returns False where another process kept the WAL busy."""
-        with self.write() as connection:
-            fulltext.optimize(connection)
-        return self._checkpoint()
+    def owe_purge(self, connection: Connection) -> bool:
+        """Notes, in the transaction that deletes, that the files are to be wiped: a killed process leaves the note.
+
+        Returns:
+            Whether ``purge`` was owed before.
+        """
+        n = _n_owed(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version = {n + 1}")
+        return n > 0
+
+    @property
+    def owes_purge(self) -> bool:
+        """True where something was deleted and ``purge`` has not wiped it from the files yet."""
+        with self.read() as connection:
+            return _n_owed(connection) > 0
+
+    def purge(self, texts: Collection[str] | None = None) -> bool:
+        """Wipes what deleted rows left in the files. Returns False where another process kept the WAL busy.
+
+        Args:
+            texts: what was deleted; None: whatever it was. Pages are written anew where a word of it is left.
+        """
+        with self._writing:
+            with self.write() as connection:
+                owed = _n_owed(connection)
+                fulltext.optimize(connection)
+            wiped = self._checkpoint()
+            if wiped and self.path is not None and leftovers.found(self.path, texts):
+                self._run("VACUUM")
+                wiped = self._checkpoint()
+            if wiped and owed:
+                with self.write() as connection:
+                    if _n_owed(connection) == owed:  # nobody deleted something meanwhile
+                        connection.exec_driver_sql("PRAGMA user_version = 0")
+                self._checkpoint()
+            return wiped
 
     def _checkpoint(self) -> bool:
         """Gives free pages back and empties the WAL."""
+        self._run("PRAGMA incremental_vacuum")
+        return not self._run("PRAGMA wal_checkpoint(TRUNCATE)")[0][0]
+
+    def _run(self, statement: str) -> list[Any]:
+        """Runs what cannot be part of a transaction."""
         with self._writing, sqlite.explain(self.path):
             raw = self._engine.raw_connection()
             try:
                 cursor = raw.cursor()
-                cursor.execute("PRAGMA incremental_vacuum")
-                cursor.fetchall()
-                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                busy = bool(cursor.fetchall()[0][0])
+                cursor.execute(statement)
+                found = list(cursor.fetchall())
                 cursor.close()
             finally:
                 raw.close()
-        return not busy
+        return found
 
     def lock_conversation(self, conversation_id: int, *, name: str, wait_s: float) -> Callable[[], None]:
         """Takes a conversation for this process, and returns what gives it back.
@@ -199,3 +234,8 @@ class SqlStore:
     def close(self) -> None:
         """Closes every connection; SQLite then folds the WAL into the file."""
         self._engine.dispose()
+
+
+def _n_owed(connection: Connection) -> int:
+    """How many deletions were not wiped from the files yet; kept in the header of the file."""
+    return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())

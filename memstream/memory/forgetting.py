@@ -22,9 +22,10 @@ _ECHO_POSTINGS = 100_000
 
 @dataclass(slots=True)
 class Forgotten:
-    """What one transaction removed."""
+    """What one transaction removed; ``owed_more`` where something was still to be wiped from the files before it."""
 
     text: str
+    owed_more: bool = False
     removed: dict[str, int] = field(default_factory=dict)
     chunk_ids: list[int] = field(default_factory=list)
     echoes: tuple[str, ...] = ()
@@ -103,6 +104,7 @@ def forget(store: SqlStore, scope: Scope, memory_id: str) -> Forgotten:
         if isinstance(memory, rows.Turn) and memory.state == "open":
             raise InputError(f"{memory_id} is still being said; finish or stop it first")
         done = Forgotten(memory.text, echoes=_echoes(connection, view, memory_id, memory.text))
+        done.owed_more = store.owe_purge(connection)
         done.n_snapshots = drop_snapshots(store, connection, view.owner_id)
         if isinstance(memory, rows.Turn):
             _forget_turn(connection, memory, done)
@@ -165,6 +167,7 @@ def drop_snapshots(store: SqlStore, connection: Connection, owner_id: int) -> in
 
 def delete_conversation(store: SqlStore, connection: Connection, conversation_id: int) -> None:
     """Removes a conversation with all its turns, facts, keys, words and the owner's snapshots."""
+    store.owe_purge(connection)
     drop_snapshots(store, connection, rows.owner_of(connection, conversation_id))
     chunks = select(db.Chunk.id).where(db.Chunk.conversation_id == conversation_id)
     vectors.delete_chunks(connection, list(connection.scalars(chunks)))

@@ -34,7 +34,7 @@ class Indexer:
         self._lock = threading.Lock()
         self._closed = False
         self._queued = False
-        self._jobs: list[Future[None]] = []
+        self._jobs: list[Future[object]] = []
         self._failed: BaseException | None = None  # the first failure since the last flush
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memstream-memory")
 
@@ -56,6 +56,10 @@ class Indexer:
         if turn_ids:
             self._submit(lambda: self._summarise(conversation_id, turn_ids))
 
+    def run(self, job: Callable[[], object]) -> None:
+        """Has something else done off the reply's path."""
+        self._submit(job)
+
     def _load(self, then: Callable[[], object]) -> None:
         assert self._embedder is not None
         embed(self._embedder, ["first"])
@@ -63,7 +67,7 @@ class Indexer:
         self._index.improve()
         then()
 
-    def _submit(self, job: Callable[[], None]) -> None:
+    def _submit(self, job: Callable[[], object]) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -129,7 +133,7 @@ class Indexer:
         self._worker.shutdown(wait=True)
 
 
-def _report(job: Future[None]) -> None:
+def _report(job: Future[object]) -> None:
     """Tells at once what went wrong; ``flush`` raises it."""
     error = job.exception()
     if error is not None:
