@@ -297,7 +297,7 @@ def main() -> None:
         _, expected = try_with(1500, folder / "prepared", disk, step, None)
         assert expected is not None, f"{step} failed with all the room it may need"
         told: dict[int, str | None] = {}
-        for n_pages in itertools.count() if which == "every" else (1, 8, 30, 1500):
+        for n_pages in itertools.count() if which == "every" else (0, 8, 30, 1500):
             told[n_pages], passed = try_with(n_pages, folder / "prepared", disk, step, expected)
             if passed is not None:
                 break
