@@ -137,7 +137,7 @@ class Conversation:
         else:
             name = f"{self._fingerprint}:{self._n_forgotten}"
             snapshot.save(path, *state, fingerprint=name)
-            self.handle.record_snapshot(name, self.handle.next_sequence() - 1)
+            self.handle.record_snapshot(name, self.handle.next_sequence() - 1, self._n_forgotten)
 
     def check_forgotten(self) -> None:
         """Drops the row where something of this user was forgotten since it was loaded, by whatever process."""

@@ -6,7 +6,7 @@ import importlib.util
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,15 @@ class Postgres:
         with self.explain(), self.engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
-    def wipe(self) -> bool:
+    def owe_wipe(self, connection: Connection) -> bool:
+        """Nothing to note: the server clears away what was deleted by itself, if ``wipe`` does not."""
+        return False
+
+    def owes_wipe(self, connection: Connection) -> bool:
+        """Never; see ``owe_wipe``."""
+        return False
+
+    def wipe(self, texts: Collection[str] | None = None) -> bool:
         """Frees the room of deleted rows for new ones; the server's own log and backups are the server's."""
         with self.statements() as connection:
             connection.exec_driver_sql("VACUUM")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -35,8 +35,14 @@ class Database(Protocol):
     def explain(self) -> AbstractContextManager[None]:
         """Turns the database's errors into a StoreError that says what to do."""
 
-    def wipe(self) -> bool:
-        """Removes what deleted rows left behind; False where that could not be done now."""
+    def owe_wipe(self, connection: Connection) -> bool:
+        """Notes that something was deleted, which ``wipe`` will clear away; True where that was noted before."""
+
+    def owes_wipe(self, connection: Connection) -> bool:
+        """True where that is noted."""
+
+    def wipe(self, texts: Collection[str] | None = None) -> bool:
+        """Removes what deleted rows left behind (``texts``, or whatever it was); False where that could not be done."""
 
     def lock_conversation(self, conversation_id: int, wait_s: float) -> Callable[[], None] | None:
         """Takes a conversation for this process; returns what gives it back, or None where another has it."""
@@ -143,10 +149,28 @@ class SqlStore:
                     finally:
                         self._writer = None
 
-    def purge(self) -> bool:
-        """Wipes what deleted rows left behind. Returns False where another process kept the store too busy."""
+    def owe_purge(self, connection: Connection) -> bool:
+        """Notes, in the transaction that deletes, that the files are to be wiped: a killed process leaves the note.
+
+        Returns:
+            Whether ``purge`` was owed before.
+        """
+        return self.database.owe_wipe(connection)
+
+    @property
+    def owes_purge(self) -> bool:
+        """True where something was deleted and ``purge`` has not wiped it from the files yet."""
+        with self.read() as connection:
+            return self.database.owes_wipe(connection)
+
+    def purge(self, texts: Collection[str] | None = None) -> bool:
+        """Wipes what deleted rows left behind. Returns False where another process kept the store too busy.
+
+        Args:
+            texts: what was deleted; None: whatever it was. Pages are written anew where a word of it is left.
+        """
         with self._writing:
-            return self.database.wipe()
+            return self.database.wipe(texts)
 
     def lock_conversation(self, conversation_id: int, *, name: str, wait_s: float) -> Callable[[], None]:
         """Takes a conversation for this process, and returns what gives it back.

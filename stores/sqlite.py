@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import StaticPool
 
 from memstream.errors import ConfigError, StoreCorruptError, StoreError
-from memstream.stores import fulltext
+from memstream.stores import fulltext, leftovers
 from memstream.stores.migrations import APPLICATION_ID
 
 _MAGIC = b"SQLite format 3\x00"
@@ -172,16 +172,37 @@ class Sqlite:
                     raise kind(f"{self}: {meaning}") from error
             raise StoreError(f"{self}: {cause}") from error
 
-    def wipe(self) -> bool:
-        """Merges the full-text indexes, gives free pages back and empties the WAL."""
+    def owe_wipe(self, connection: Connection) -> bool:
+        """Counts in the file's header what was deleted and not wiped yet; True where something was before."""
+        n = _n_owed(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version = {n + 1}")
+        return n > 0
+
+    def owes_wipe(self, connection: Connection) -> bool:
+        """True where something was deleted and not wiped yet."""
+        return _n_owed(connection) > 0
+
+    def wipe(self, texts: Collection[str] | None = None) -> bool:
+        """Merges the full-text indexes, gives free pages back, empties the WAL, and looks whether that was enough.
+
+        Args:
+            texts: what was deleted; None: whatever it was. Pages are written anew where a word of it is left.
+        """
         with self.explain(), self.engine.connect() as connection:
-            with connection.execution_options(write=True, durable=True).begin():
-                fulltext.optimize(connection)
-            raw = connection.connection.driver_connection
-            assert raw is not None
-            raw.execute("PRAGMA incremental_vacuum").fetchall()
-            (busy, *_) = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return not busy
+            writer = connection.execution_options(write=True, durable=True)
+            with writer.begin():
+                owed = _n_owed(writer)
+                fulltext.optimize(writer)
+            wiped = _checkpoint(connection)
+            if wiped and self.path is not None and leftovers.found(self.path, texts):
+                _run(connection, "VACUUM")
+                wiped = _checkpoint(connection)
+            if wiped and owed:
+                with writer.begin():
+                    if _n_owed(writer) == owed:  # nobody deleted something meanwhile
+                        writer.exec_driver_sql("PRAGMA user_version = 0")
+                _checkpoint(connection)
+            return wiped
 
     def lock_conversation(self, conversation_id: int, wait_s: float) -> Callable[[], None] | None:
         """Takes the operating system's lock on a file beside the store."""
@@ -227,3 +248,21 @@ class Sqlite:
     def close(self) -> None:
         """Closes every connection; SQLite then folds the WAL into the file."""
         self.engine.dispose()
+
+
+def _n_owed(connection: Connection) -> int:
+    """How many deletions were not wiped from the files yet; kept in the header of the file."""
+    return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+
+
+def _checkpoint(connection: Connection) -> bool:
+    """Gives free pages back and empties the WAL; False where another process kept it busy."""
+    _run(connection, "PRAGMA incremental_vacuum")
+    return not _run(connection, "PRAGMA wal_checkpoint(TRUNCATE)")[0][0]
+
+
+def _run(connection: Connection, statement: str) -> list[Any]:
+    """Runs what cannot be part of a transaction."""
+    raw = connection.connection.driver_connection
+    assert raw is not None
+    return list(raw.execute(statement).fetchall())

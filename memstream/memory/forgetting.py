@@ -27,10 +27,14 @@ Stored = rows.Turn | db.Fact | StoredPassage | StoredDocument
 
 @dataclass(slots=True)
 class Forgotten:
-    """What one transaction removed: the texts, and the ids under which they were found."""
+    """What one transaction removed: the texts, and the ids under which they were found.
+
+    ``owed_more`` where something was still to be wiped from the files before it.
+    """
 
     texts: list[str]
     ids: set[str]
+    owed_more: bool = False
     removed: dict[str, int] = field(default_factory=dict)
     chunk_ids: list[int] = field(default_factory=list)
     echoes: tuple[str, ...] = ()
@@ -133,6 +137,7 @@ def forget(store: SqlStore, scope: Scope, memory_id: str) -> Forgotten:
             }
         )
         done = Forgotten(list(texts.values()), set(texts), echoes=_echoes(connection, view, texts))
+        done.owed_more = store.owe_purge(connection)
         done.n_snapshots = drop_snapshots(store, connection, view.owner_id)
         if isinstance(memory, rows.Turn):
             _forget_turn(connection, memory, done)
@@ -205,6 +210,7 @@ def count_on(connection: Connection, owner_id: int) -> None:
 
 def delete_conversation(store: SqlStore, connection: Connection, conversation_id: int) -> None:
     """Removes a conversation with all its turns, facts, keys, words and the owner's snapshots."""
+    store.owe_purge(connection)
     drop_snapshots(store, connection, rows.owner_of(connection, conversation_id))
     chunks = select(db.Chunk.id).where(db.Chunk.conversation_id == conversation_id)
     vectors.delete_chunks(connection, list(connection.scalars(chunks)))

@@ -39,7 +39,7 @@ class Indexer:
         self._queued = False
         self._space_id: int | None = None
         self._done = vectors.Done()  # in that space
-        self._jobs: list[Future[None]] = []
+        self._jobs: list[Future[object]] = []
         self._failed: BaseException | None = None  # the first failure since the last flush
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memstream-memory")
 
@@ -61,6 +61,10 @@ class Indexer:
         if turn_ids:
             self._submit(lambda: self._summarise(conversation_id, turn_ids))
 
+    def run(self, job: Callable[[], object]) -> None:
+        """Has something else done off the reply's path."""
+        self._submit(job)
+
     def _load(self, then: Callable[[], object]) -> None:
         with self._store.read() as connection:
             space = vectors.find_space(connection)
@@ -70,7 +74,7 @@ class Indexer:
         self._index.improve()
         then()
 
-    def _submit(self, job: Callable[[], None]) -> None:
+    def _submit(self, job: Callable[[], object]) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -142,10 +146,10 @@ class Indexer:
         self._worker.shutdown(wait=True)
 
 
-def _told(job: Callable[[], None]) -> None:
+def _told(job: Callable[[], object]) -> object:
     """Runs a job, and tells at once what went wrong; ``flush`` raises it."""
     try:
-        job()
+        return job()
     except BaseException as error:
         _log.error("indexing in the background failed: %s", error)
         raise

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from memstream.config import RecallConfig
-from memstream.errors import ConfigError, InputError
+from memstream.errors import ConfigError, InputError, StoreError
 from memstream.memory import forgetting, gate, keys, present
 from memstream.memory.documents import Adding, Told
 from memstream.memory.embedder import Embedder, Embedders
-from memstream.memory.handle import ConversationHandle
+from memstream.memory.handle import ConversationHandle, sweep_snapshots
 from memstream.memory.hits import Ranked, through_the_gate
 from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import open_index
@@ -32,6 +33,7 @@ from memstream.stores.documents import StoredDocument, StoredPassage
 from memstream.stores.rows import ConversationInfo
 from memstream.stores.sql import SqlStore
 
+_log = logging.getLogger(__name__)
 _LEXICAL_GATE = -0.05  # without an embedder, two fifths of the words that were asked for let a memory in
 _TEXTS_SOUGHT = 8  # of a document's passages, those that are searched for again once they are forgotten
 
@@ -70,6 +72,8 @@ class Memory:
         if embedder is not None:
             self._check_space(embedder)
             self._indexer.wake()
+        if store.owes_purge:  # who deleted it was killed, or the disk was full
+            self._indexer.run(self._purge)
 
     def _check_space(self, embedder: Embedder) -> None:
         with self.store.read() as connection:
@@ -104,6 +108,7 @@ class Memory:
                 for turn_id in rows.open_turns(connection, conversation_id):
                     rows.finish_turn(connection, conversation_id, turn_id, None, None, "cut")
                 keys.add_windows(connection, conversation_id)
+                sweep_snapshots(self.store, connection, conversation_id)
         except BaseException:
             release()
             raise
@@ -140,7 +145,7 @@ class Memory:
             ConversationBusyError: it is open.
         """
         renamed = Scope(scope.namespace, scope.user, name)
-        with self._alone(scope) as conversation_id, self.store.write() as connection:
+        with self._alone(scope) as (connection, conversation_id):
             if rows.find_conversation(connection, renamed) is not None:
                 raise InputError(f"there is a conversation {name!r} already")
             connection.execute(update(db.Conversation).where(db.Conversation.id == conversation_id).values(name=name))
@@ -152,20 +157,23 @@ class Memory:
             InputError: there is none.
             ConversationBusyError: it is open.
         """
-        with self._alone(scope) as conversation_id, self.store.write() as connection:
+        with self._alone(scope) as (connection, conversation_id):
             forgetting.delete_conversation(self.store, connection, conversation_id)
         self._purge()
 
     @contextmanager
-    def _alone(self, scope: Scope) -> Iterator[int]:
-        """Owns the scope's conversation for one step; gives its id."""
+    def _alone(self, scope: Scope) -> Iterator[tuple[Connection, int]]:
+        """Owns the scope's conversation for one transaction; gives its id."""
         with self.store.read() as connection:
             conversation_id = rows.find_conversation(connection, scope)
         if conversation_id is None or scope.conversation is None:
             raise InputError(f"there is no conversation {scope.conversation!r} for {scope}")
         release = self.store.lock_conversation(conversation_id, name=scope.conversation, wait_s=0.0)
         try:
-            yield conversation_id
+            with self.store.write() as connection:
+                if rows.find_conversation(connection, scope) != conversation_id:
+                    raise InputError(f"conversation {scope.conversation!r} was deleted or renamed meanwhile")
+                yield connection, conversation_id
         finally:
             release()
 
@@ -336,7 +344,7 @@ class Memory:
             InputError: the scope has none under that id.
         """
         done = forgetting.forget(self.store, scope, memory_id)
-        wiped = self._purge()
+        wiped = self._purge(None if done.owed_more else done.texts)
         for conversation_id, sources in done.summaries:
             self._indexer.summarise(conversation_id, sources)
         self._indexer.wake()
@@ -353,11 +361,21 @@ class Memory:
             verified=verified,
         )
 
-    def _purge(self) -> bool:
-        """Takes deleted vectors out of the index and its file, and deleted words out of SQLite's files."""
-        self._index.refresh()
-        self._index.checkpoint()
-        return self.store.purge()
+    def _purge(self, texts: Collection[str] | None = None) -> bool:
+        """Takes deleted vectors out of the index and its file, and deleted words out of SQLite's files.
+
+        Where that cannot be done now the store remembers it, and whoever deletes, closes or opens it next tries again.
+        """
+        try:
+            self._index.refresh()
+            self._index.checkpoint()
+            wiped = self.store.purge(texts)
+        except StoreError as error:
+            _log.warning("what was deleted is still in the files, to be wiped later: %s", error)
+            return False
+        if not wiped:
+            _log.warning("what was deleted is still in the files, to be wiped later: another process reads them")
+        return wiped
 
     def verify(self) -> VerifyReport:
         """Checks that the store is whole and that everything in it agrees; see ``VerifyReport.problems``."""
@@ -419,6 +437,8 @@ class Memory:
         try:
             self.flush()
             self._index.checkpoint()
+            if self.store.owes_purge:
+                self._purge()
         finally:
             self._indexer.shutdown()
             self.store.close()

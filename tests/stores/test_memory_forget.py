@@ -37,7 +37,7 @@ def test_a_forgotten_turn_is_gone_from_every_file(tmp_path: Path, make_memory: M
         snapshot = handle.snapshot_path
         assert snapshot is not None
         snapshot.write_bytes(b"keys that have seen zanzibarium")
-        handle.record_snapshot("f", 81)
+        handle.record_snapshot("f", 81, 0)
         assert handle.find_snapshot("f", 81) == snapshot
         assert handle.find_snapshot("g", 81) is None
         assert handle.find_snapshot("f", 80) is None

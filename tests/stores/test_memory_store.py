@@ -206,7 +206,7 @@ def test_conversations_are_listed_renamed_and_deleted(tmp_path: Path, make_memor
             path = handle.snapshot_path
             assert path is not None
             path.write_bytes(b"x")
-            handle.record_snapshot("f", 1)
+            handle.record_snapshot("f", 1, 0)
     memory.flush()
     memory.rename_conversation(SCOPE, "e")
     assert [(i.scope.conversation, i.n_turns) for i in memory.list_conversations(SCOPE)] == [("e", 2), ("d", 2)]
