@@ -115,6 +115,15 @@ def pending(connection: Connection, limit: int) -> list[Pending]:
     return found
 
 
+def n_pending(connection: Connection) -> int:
+    """How many chunks and live turns have no vector."""
+    chunks = select(db.Chunk.id).outerjoin(db.Embedding, db.Embedding.chunk_id == db.Chunk.id)
+    turns = select(db.Turn.id).outerjoin(db.TurnEmbedding, db.TurnEmbedding.turn_id == db.Turn.id)
+    live = (db.TurnEmbedding.turn_id.is_(None), db.Turn.superseded.is_(False), db.Turn.state != "open")
+    bare = (chunks.where(db.Embedding.chunk_id.is_(None)), turns.where(*live))
+    return sum(connection.scalar(select(func.count()).select_from(part.subquery())) or 0 for part in bare)
+
+
 def store(connection: Connection, space_id: int, items: Sequence[Pending], vectors: Vectors) -> None:
     """Writes vectors [n, d] and the events of new chunks; what was forgotten in the meantime is skipped."""
     blobs = {(item.kind, item.id): pack(vector) for item, vector in zip(items, vectors, strict=True)}

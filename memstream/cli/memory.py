@@ -3,55 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
 
 import click
 
-from memstream.config import RecallConfig, memstream_home
-from memstream.errors import DimensionMismatchError, InputError, ModelNotFoundError
-from memstream.memory import Memory, Scope, SentenceTransformerEmbedder, SqlStore
+from memstream.cli import operations
+from memstream.cli.stores import JSON, STORE, opened, options
+from memstream.errors import InputError
+from memstream.memory import Memory, Scope
 from memstream.report import Recalled, as_json, shown
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _LINE_CHARS = 100
 
 
 @click.group()
 def command() -> None:
-    """Look into the store: list, search, show, forget, verify."""
+    """Look into the store: list, search, show, forget, verify; export, import."""
 
 
-_STORE = click.option(
-    "--store", default=None, metavar="FILE", help="The store.  [default: $MEMSTREAM_HOME/memstream.db]"
-)
-_USER = click.option("--user", default=None, help="Whose memory; without it: conversations that have no user.")
-_NAMESPACE = click.option("--namespace", default="default", show_default=True, help="The tenant.")
-_JSON = click.option("--json", "as_json_", is_flag=True, help="Print JSON.")
-
-
-def _options(function: _Command) -> _Command:
-    """The options of every subcommand that looks at one user's memory."""
-    return _STORE(_USER(_NAMESPACE(_JSON(function))))
-
-
-@contextmanager
-def _open(store: str | None, *, search_vectors: bool = False) -> Iterator[Memory]:
-    """The store's memory; with vectors only where the default embedder is the one that made them."""
-    opened = SqlStore.open(memstream_home() / "memstream.db" if store is None else store, create=False)
-    memory = None
-    if search_vectors:
-        try:
-            memory = Memory(opened, SentenceTransformerEmbedder(), RecallConfig())
-        except (ModelNotFoundError, DimensionMismatchError) as error:
-            click.echo(f"searching words only: {error}", err=True)
-    if memory is None:
-        memory = Memory(opened, None, RecallConfig())
-    try:
-        yield memory
-    finally:
-        memory.close()
+for operation in operations.COMMANDS:
+    command.add_command(operation)
 
 
 def _scopes(memory: Memory, namespace: str, user: str | None) -> list[Scope]:
@@ -96,23 +66,23 @@ def _print(items: list[Recalled], as_json_: bool, nothing: str) -> None:
 
 
 @command.command("list")
-@_options
+@options
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="The newest so many turns.")
 def list_command(store: str | None, user: str | None, namespace: str, as_json_: bool, limit: int) -> None:
     """List the newest memories, oldest of them first."""
-    with _open(store) as memory:
+    with opened(store) as memory:
         found = [item for scope in _scopes(memory, namespace, user) for item in memory.memories(scope, limit=limit)]
     found.sort(key=lambda item: item.time)
     _print(found[-limit:], as_json_, "nothing is remembered there")
 
 
 @command.command("search")
-@_options
+@options
 @click.option("--limit", default=10, show_default=True, type=click.IntRange(1), help="The best so many.")
 @click.argument("query")
 def search_command(store: str | None, user: str | None, namespace: str, as_json_: bool, limit: int, query: str) -> None:
     """Search memories, best first, and tell why each was found."""
-    with _open(store, search_vectors=True) as memory:
+    with opened(store, search_vectors=True) as memory:
         scopes = _scopes(memory, namespace, user)
         found = [item for scope in scopes for item in memory.search(scope, query, limit=limit)]
     found.sort(key=lambda item: -item.why.score)
@@ -128,11 +98,11 @@ def search_command(store: str | None, user: str | None, namespace: str, as_json_
 
 
 @command.command("show")
-@_options
+@options
 @click.argument("memory_id", metavar="ID")
 def show_command(store: str | None, user: str | None, namespace: str, as_json_: bool, memory_id: str) -> None:
     """Show one memory in full, such as turn:17 or fact:3."""
-    with _open(store) as memory:
+    with opened(store) as memory:
         item = memory.show(_scope_of(memory, namespace, user, memory_id), memory_id)
     if as_json_:
         click.echo(json.dumps(as_json(item), indent=2, ensure_ascii=False))
@@ -143,14 +113,14 @@ def show_command(store: str | None, user: str | None, namespace: str, as_json_: 
 
 
 @command.command("forget")
-@_options
+@options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.argument("memory_id", metavar="ID")
 def forget_command(
     store: str | None, user: str | None, namespace: str, as_json_: bool, yes: bool, memory_id: str
 ) -> None:
     """Forget a memory completely, such as turn:17 or fact:3, and print the receipt."""
-    with _open(store) as memory:
+    with opened(store) as memory:
         scope = _scope_of(memory, namespace, user, memory_id)
         item = memory.show(scope, memory_id)
         if not yes:
@@ -174,11 +144,11 @@ def forget_command(
 
 
 @command.command("verify")
-@_STORE
-@_JSON
+@STORE
+@JSON
 def verify_command(store: str | None, as_json_: bool) -> None:
     """Check that the whole store is in order (all users); exit status 1 if not."""
-    with _open(store) as memory:
+    with opened(store) as memory:
         report = memory.verify()
     if as_json_:
         click.echo(json.dumps(as_json(report), indent=2))

@@ -1,7 +1,9 @@
 """Storing, finding and forgetting what was said. Importing it loads no model library."""
 
 from memstream.memory.embedder import Embedder, SentenceTransformerEmbedder
+from memstream.memory.exporting import ExportReport, Part
 from memstream.memory.handle import ConversationHandle
+from memstream.memory.importing import ImportReport
 from memstream.memory.memory import Memory
 from memstream.memory.packing import Recall
 from memstream.memory.verify import VerifyReport
@@ -13,7 +15,10 @@ __all__ = [
     "ConversationHandle",
     "ConversationInfo",
     "Embedder",
+    "ExportReport",
+    "ImportReport",
     "Memory",
+    "Part",
     "Recall",
     "Scope",
     "SentenceTransformerEmbedder",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import BinaryIO
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 
 from memstream.config import RecallConfig
 from memstream.errors import ConfigError, InputError
-from memstream.memory import forgetting, gate, keys
+from memstream.memory import exporting, facts, forgetting, gate, importing, keys
 from memstream.memory.embedder import Embedder
+from memstream.memory.exporting import ExportReport, Part
 from memstream.memory.handle import ConversationHandle
 from memstream.memory.hits import Ranked, through_the_gate
+from memstream.memory.importing import ImportReport
 from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import LiveIndex
 from memstream.memory.packing import CountTokens, Recall, pack
@@ -21,7 +24,7 @@ from memstream.memory.retriever import Retriever
 from memstream.memory.verify import VerifyReport, verify
 from memstream.memory.view import view_of
 from memstream.report import ForgetReceipt, Recalled
-from memstream.stores import fulltext, rows, vectors
+from memstream.stores import rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo
@@ -255,12 +258,7 @@ class Memory:
         with self.store.write() as connection:
             owner_id = rows.ensure_owner(connection, scope)
             conversation_id = None if scope.user is not None else rows.ensure_conversation(connection, scope)
-            values = {"owner_id": owner_id, "conversation_id": conversation_id, "text": text}
-            statement = insert(db.Fact).values(**values, created=db.now()).returning(db.Fact.id)
-            fact_id = connection.execute(statement).scalar_one()
-            connection.execute(insert(db.Pin).values(fact_id=fact_id, created=db.now()))
-            connection.execute(insert(db.Chunk).values(**values, kind="fact", fact_id=fact_id))
-            fulltext.add_fact(connection, fact_id, owner_id, conversation_id, text)
+            fact_id, _ = facts.add(connection, owner_id, conversation_id, text, created=db.now(), pinned=True)
         self._indexer.wake()
         return f"fact:{fact_id}"
 
@@ -303,6 +301,41 @@ class Memory:
     def verify(self) -> VerifyReport:
         """Checks that the store is whole and that everything in it agrees; see ``VerifyReport.problems``."""
         return verify(self.store, self._index)
+
+    # --- taking memories along
+
+    def export_to(self, file: BinaryIO, part: Part | None = None, *, vectors: bool = False) -> ExportReport:
+        """Writes memories as lines of JSON, in one order, from one consistent view; others may write meanwhile.
+
+        Args:
+            file: opened for writing bytes.
+            part: which; None is everything. Log lines of a replay are never part of an export.
+            vectors: writes the vectors too, so that an import need not make them again.
+
+        Raises:
+            InputError: a text takes more than 64 MiB as a line.
+        """
+        return exporting.export(self.store, file, part or Part(), with_vectors=vectors)
+
+    def import_from(self, file: BinaryIO, *, name: str | None = None) -> ImportReport:
+        """Stores what an export holds: each conversation as a whole or not at all, nothing twice.
+
+        The file is checked as a whole before anything is stored. A conversation that is there with the same turns is
+        left as it is, or continued by the turns that follow. Vectors are taken where the store's embedder made them.
+
+        Args:
+            file: opened for reading bytes, from a place that can be read twice.
+            name: for the conversation, of an export of a single one.
+
+        Raises:
+            InputError: no export, damaged or cut off; or a conversation of that name is there with other turns.
+            ConversationBusyError: a conversation that would be continued is open.
+        """
+        try:
+            return importing.load(self.store, file, name=name)
+        finally:
+            self._index.follow()
+            self._indexer.wake()
 
     def _gate_value(self) -> float:
         """The least cosine of a hit: as configured, as calibrated before, or calibrated now."""

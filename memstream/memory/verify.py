@@ -45,7 +45,7 @@ def verify(store: SqlStore, index: LiveIndex) -> VerifyReport:
             table: connection.scalar(select(func.count()).select_from(db.Base.metadata.tables[table])) or 0
             for table in ("conversations", "turns", "facts", "chunks", "embeddings", "turn_embeddings", "snapshots")
         }
-        pending = len(vectors.pending(connection, counts["chunks"] + counts["turns"]))
+        pending = vectors.n_pending(connection)
         files = set(connection.scalars(select(db.Snapshot.file)))
     folder = store.snapshot_path("")
     if folder is not None:

@@ -1,0 +1,110 @@
+"""``memstream memory export|import``: what an operator does with a whole store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from memstream.cli.stores import JSON, STORE, opened, place
+from memstream.errors import InputError, StoreError
+from memstream.memory import Part
+from memstream.report import as_json
+from memstream.stores.files import replacing
+from memstream.stores.sqlite import locate
+
+_FORCE = click.option("--force", is_flag=True, help="Replace the file if it is there.")
+
+
+def _part(namespace: str | None, user: str | None, conversation: str | None = None) -> Part:
+    """The part that is meant; a user or a conversation alone is of the default namespace, as elsewhere."""
+    if namespace is None and (user is not None or conversation is not None):
+        namespace = "default"
+    return Part(namespace=namespace, user=user, conversation=conversation)
+
+
+@click.command("export")
+@STORE
+@click.option("--namespace", default=None, help="Only this tenant.  [default: all]")
+@click.option("--user", default=None, help="Only this user (of the namespace, or of the default one).")
+@click.option("--conversation", default=None, help="Only this conversation of the user, or of nobody.")
+@click.option("--vectors", is_flag=True, help="Write the vectors too.")
+@_FORCE
+@click.argument("file", default="-")
+def export_command(
+    store: str | None,
+    namespace: str | None,
+    user: str | None,
+    conversation: str | None,
+    vectors: bool,
+    force: bool,
+    file: str,
+) -> None:
+    """Write memories as lines of JSON to FILE, or to stdout."""
+    part = _part(namespace, user, conversation)
+    with opened(store) as memory:
+        if file == "-":
+            report = memory.export_to(sys.stdout.buffer, part, vectors=vectors)
+            sys.stdout.buffer.flush()
+        else:
+            with replacing(Path(file), force=force) as unfinished, unfinished.open("wb") as target:
+                report = memory.export_to(target, part, vectors=vectors)
+    click.echo(
+        f"exported {report.conversations} conversations, {report.turns} turns, {report.facts} facts, "
+        f"{report.summaries} summaries: {report.n_bytes:,} bytes",
+        err=True,
+    )
+
+
+@contextmanager
+def _readable(file: str, store: str | None) -> Iterator[BinaryIO]:
+    """A file that can be read twice; what comes through a pipe is kept beside the store meanwhile, without a name."""
+    try:
+        if file != "-":
+            with Path(file).open("rb") as source:
+                if not source.seekable():
+                    raise InputError(f"{file} cannot be read twice; send it through stdin: memory import - < {file}")
+                yield source
+            return
+        path = locate(place(store))
+        with tempfile.TemporaryFile(dir=None if path is None else path.parent) as kept:
+            shutil.copyfileobj(sys.stdin.buffer, kept)
+            yield kept
+    except OSError as error:
+        raise StoreError(f"cannot read {file}: {error.strerror}") from error
+
+
+@click.command("import")
+@STORE
+@JSON
+@click.option("--as", "name", default=None, metavar="NAME", help="Another name for the conversation, if it is one.")
+@click.argument("file")
+def import_command(store: str | None, as_json_: bool, name: str | None, file: str) -> None:
+    """Store what an export holds, from FILE or from stdin (-); the same file twice changes nothing."""
+    with _readable(file, store) as source, opened(store, create=True) as memory:
+        report = memory.import_from(source, name=name)
+    if as_json_:
+        click.echo(json.dumps(as_json(report), indent=2))
+    else:
+        click.echo(
+            f"imported {report.conversations} conversations ({report.continued} more continued, {report.unchanged} "
+            f"unchanged), {report.turns} turns, {report.facts} facts, {report.summaries} summaries"
+        )
+    if report.reembedded:
+        click.echo("the file's vectors were made by another embedder than the store's and were not used", err=True)
+    if report.pending:
+        click.echo(
+            f"{report.pending} texts wait for their vector; they are made when an agent or memory search opens the "
+            "store, and found by their words until then",
+            err=True,
+        )
+
+
+COMMANDS = (export_command, import_command)
