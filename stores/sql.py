@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -12,7 +13,7 @@ from filelock import FileLock, Timeout
 from sqlalchemy import Connection, Engine, select
 
 from memstream.errors import ConversationBusyError, StoreError
-from memstream.stores import fulltext, migrations, sqlite
+from memstream.stores import fulltext, in_use, migrations, sqlite
 from memstream.stores.schema import Migration
 
 
@@ -25,6 +26,8 @@ class SqlStore:
 
     def __init__(self, engine: Engine, path: Path | None) -> None:
         self.path = path
+        shared = None if path is None else in_use.share(Path(f"{path}-locks"))
+        self._given_back = None if shared is None else weakref.finalize(self, os.close, shared)
         self._engine = engine
         self._writing = threading.RLock()  # threads queue here rather than poll SQLite's lock
         self._writer: Connection | None = None  # of the thread that holds it
@@ -54,14 +57,14 @@ class SqlStore:
             except OSError as error:
                 raise StoreError(f"cannot create {path}: {error.strerror}") from error
         engine = sqlite.connect(path)
-        store = cls(engine, path)
+        store = cls(engine, path)  # from here on nobody can put another file in its place
         try:
             if not store._is_current():
                 with store.write() as connection:
                     migrations.migrate(connection)
                 store._checkpoint()
         except BaseException:
-            engine.dispose()
+            store.close()
             raise
         return store
 
@@ -199,3 +202,5 @@ class SqlStore:
     def close(self) -> None:
         """Closes every connection; SQLite then folds the WAL into the file."""
         self._engine.dispose()
+        if self._given_back is not None:
+            self._given_back()

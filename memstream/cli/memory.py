@@ -17,7 +17,7 @@ _LINE_CHARS = 100
 
 @click.group()
 def command() -> None:
-    """Look into the store: list, search, show, forget, verify; export, import."""
+    """Look into the store: list, search, show, forget, verify; export, import, back up."""
 
 
 for operation in operations.COMMANDS:

@@ -1,4 +1,4 @@
-"""``memstream memory export|import``: what an operator does with a whole store."""
+"""``memstream memory export|import|backup|restore``: what an operator does with a whole store."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from memstream.cli.stores import JSON, STORE, opened, place
 from memstream.errors import InputError, StoreError
 from memstream.memory import Part
 from memstream.report import as_json
+from memstream.stores.backup import Progress, restore
 from memstream.stores.files import replacing
 from memstream.stores.sqlite import locate
 
@@ -107,4 +108,41 @@ def import_command(store: str | None, as_json_: bool, name: str | None, file: st
         )
 
 
-COMMANDS = (export_command, import_command)
+@contextmanager
+def _bar(label: str) -> Iterator[Progress]:
+    """A bar on stderr where that is a terminal."""
+    with click.progressbar(length=100, label=label, file=sys.stderr) as bar:
+        yield lambda done, whole: bar.update(100 * done // max(1, whole) - bar.pos)
+
+
+@click.command("backup")
+@STORE
+@_FORCE
+@click.argument("file")
+def backup_command(store: str | None, force: bool, file: str) -> None:
+    """Copy the whole store to FILE while it is in use."""
+    with opened(store) as memory, _bar("copying") as progress:
+        memory.backup(file, force=force, progress=progress)
+    click.echo(f"backed up to {file}: {Path(file).stat().st_size:,} bytes", err=True)
+
+
+@click.command("restore")
+@STORE
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.argument("file")
+def restore_command(store: str | None, yes: bool, file: str) -> None:
+    """Put a backup in the place of the store; no process may have it open."""
+    path = locate(place(store))
+    if path is None:
+        raise InputError("a store in memory cannot be restored; name a file with --store")
+    if path.exists() and not yes:
+        click.echo(f"{path} ({path.stat().st_size:,} bytes) will be replaced, and what it holds is gone", err=True)
+        if not click.confirm("Replace it?", err=True):
+            click.echo("nothing was changed", err=True)
+            raise click.exceptions.Exit(1)
+    with _bar("restoring") as progress:
+        restore(Path(file), path, progress=progress)
+    click.echo(f"restored {path}; its vector index is built anew when it is next searched", err=True)
+
+
+COMMANDS = (export_command, import_command, backup_command, restore_command)

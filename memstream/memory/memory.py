@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
 from sqlalchemy import select, update
 
 from memstream.config import RecallConfig
-from memstream.errors import ConfigError, InputError
+from memstream.errors import ConfigError, InputError, StoreError
 from memstream.memory import exporting, facts, forgetting, gate, importing, keys
 from memstream.memory.embedder import Embedder
 from memstream.memory.exporting import ExportReport, Part
@@ -26,6 +28,7 @@ from memstream.memory.view import view_of
 from memstream.report import ForgetReceipt, Recalled
 from memstream.stores import rows, vectors
 from memstream.stores import schema as db
+from memstream.stores.backup import Progress, backup
 from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo
 from memstream.stores.sql import SqlStore
@@ -336,6 +339,22 @@ class Memory:
         finally:
             self._index.follow()
             self._indexer.wake()
+
+    def backup(self, path: str | os.PathLike[str], *, force: bool = False, progress: Progress | None = None) -> None:
+        """Copies the store to a file (mode 0600) from one consistent view; others may write meanwhile.
+
+        Args:
+            path: of the copy; ``memstream memory restore`` puts it back.
+            force: replaces a file that is there.
+            progress: called now and then with pages done and pages in all.
+
+        Raises:
+            StoreError: a store in memory, a file that is there, or a disk that is full; nothing is left behind.
+            StoreCorruptError: the store is damaged.
+        """
+        if self.store.path is None:
+            raise StoreError("a store in memory has no file to back up; export it")
+        backup(self.store.path, Path(path), force=force, progress=progress)
 
     def _gate_value(self) -> float:
         """The least cosine of a hit: as configured, as calibrated before, or calibrated now."""

@@ -1,4 +1,4 @@
-"""``memstream memory export|import``: what is written where, and the exit status."""
+"""``memstream memory export|import|backup|restore``: what is written where, and the exit status."""
 
 from __future__ import annotations
 
@@ -101,3 +101,33 @@ def test_a_file_that_cannot_be_imported(store: Path, command: Command, tmp_path:
     status, _, err = command("export", str(tmp_path / "nowhere" / "a.jsonl"))
     assert status == 1
     assert "does not exist" in err
+
+
+def test_backup_and_restore(store: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "b.db"
+    status, out, err = command("backup", str(file))
+    assert (status, out) == (0, "")
+    assert f"{file.stat().st_size:,} bytes" in err
+    status, _, err = command("backup", str(file))
+    assert status == 1
+    assert "--force" in err
+    assert command("backup", str(file), "--force")[0] == 0
+    held = command("export")[1]
+    assert command("forget", "turn:1", "--user", "c42", "--yes")[0] == 0
+    changed = command("export")[1]
+    monkeypatch.setattr("click.confirm", lambda *_, **__: False)
+    status, _, err = command("restore", str(file))
+    assert status == 1
+    assert "nothing was changed" in err
+    opened = SqlStore.open(store)
+    status, _, err = command("restore", str(file), "--yes")
+    assert status == 1
+    assert "open in another process" in err
+    opened.close()
+    assert command("export")[1] == changed
+    assert command("restore", str(file), "--yes")[0] == 0
+    assert command("export")[1] == held
+    assert command("verify")[0] == 0
+    status, _, err = command("restore", str(tmp_path / "missing.db"), "--yes")
+    assert status == 1
+    assert "there is no store" in err
