@@ -147,3 +147,9 @@ def check(connection: Connection) -> None:
     """Compares both full-text indexes with their contents; FTS5 raises when they differ."""
     for table in ("turn_words", "fact_words"):
         connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')"))
+
+
+def rebuild(connection: Connection) -> None:
+    """Makes both full-text indexes anew from their contents."""
+    for table in ("turn_words", "fact_words"):
+        connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('rebuild')"))

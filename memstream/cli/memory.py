@@ -146,16 +146,26 @@ def forget_command(
 @command.command("verify")
 @STORE
 @JSON
-def verify_command(store: str | None, as_json_: bool) -> None:
+@click.option("--repair", is_flag=True, help="Mend what can be made from the turns, and say what was done.")
+def verify_command(store: str | None, as_json_: bool, repair: bool) -> None:
     """Check that the whole store is in order (all users); exit status 1 if not."""
     with opened(store) as memory:
-        report = memory.verify()
+        repaired = memory.repair() if repair else None
+        report = memory.verify() if repaired is None else repaired.after
     if as_json_:
-        click.echo(json.dumps(as_json(report), indent=2))
+        click.echo(json.dumps(as_json(report if repaired is None else repaired), indent=2))
     else:
+        for line in repaired.done if repaired is not None else ():
+            click.echo(f"repaired: {line}")
         for problem in report.problems:
             click.echo(problem)
         counts = ", ".join(f"{n} {table}" for table, n in report.counts.items())
         click.echo(f"{len(report.problems)} problems in {counts}; {report.pending} texts wait for their vector")
+    if report.problems and repair:
+        click.echo(
+            "what is left cannot be made from the turns: restore a backup (memstream memory restore), or save what is "
+            "readable with sqlite3's .recover",
+            err=True,
+        )
     if report.problems:
         raise click.exceptions.Exit(1)

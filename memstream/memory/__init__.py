@@ -6,7 +6,7 @@ from memstream.memory.handle import ConversationHandle
 from memstream.memory.importing import ImportReport
 from memstream.memory.memory import Memory
 from memstream.memory.packing import Recall
-from memstream.memory.verify import VerifyReport
+from memstream.memory.verify import RepairReport, VerifyReport
 from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo, Turn
 from memstream.stores.sql import SqlStore
@@ -20,6 +20,7 @@ __all__ = [
     "Memory",
     "Part",
     "Recall",
+    "RepairReport",
     "Scope",
     "SentenceTransformerEmbedder",
     "SqlStore",

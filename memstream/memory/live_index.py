@@ -137,6 +137,13 @@ class LiveIndex:
         index_file.load(path, index, header)
         return header
 
+    def rebuild(self) -> None:
+        """Builds the index anew from the vectors in SQL; ``checkpoint`` then saves it."""
+        with self._lock, self._store.read() as connection:
+            self._space = vectors.find_space(connection)
+            if self._space is not None:
+                self._rebuild(connection)
+
     def _rebuild(self, connection: Connection) -> None:
         assert self._space is not None
         index = self._new(self._space.dimension)

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import BinaryIO
 
 from sqlalchemy import select, update
 
 from memstream.config import RecallConfig
-from memstream.errors import ConfigError, InputError, StoreError
-from memstream.memory import exporting, facts, forgetting, gate, importing, keys
+from memstream.errors import ConfigError, InputError
+from memstream.memory import facts, forgetting, gate, keys
 from memstream.memory.embedder import Embedder
-from memstream.memory.exporting import ExportReport, Part
 from memstream.memory.handle import ConversationHandle
 from memstream.memory.hits import Ranked, through_the_gate
-from memstream.memory.importing import ImportReport
 from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import LiveIndex
 from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
 from memstream.memory.retriever import Retriever
-from memstream.memory.verify import VerifyReport, verify
+from memstream.memory.upkeep import Upkeep
 from memstream.memory.view import view_of
 from memstream.report import ForgetReceipt, Recalled
 from memstream.stores import rows, vectors
 from memstream.stores import schema as db
-from memstream.stores.backup import Progress, backup
 from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo
 from memstream.stores.sql import SqlStore
@@ -36,7 +30,7 @@ from memstream.stores.sql import SqlStore
 _LEXICAL_GATE = -0.05  # without an embedder, two fifths of the words that were asked for let a memory in
 
 
-class Memory:
+class Memory(Upkeep):
     """Remembers for all conversations of a store. Thread safe.
 
     A background thread embeds and summarises; nothing a reply waits for does. Vectors not made yet when the process
@@ -265,7 +259,7 @@ class Memory:
         self._indexer.wake()
         return f"fact:{fact_id}"
 
-    # --- forgetting and checking
+    # --- forgetting
 
     def forget(self, scope: Scope, memory_id: str) -> ForgetReceipt:
         """Forgets a memory completely, down to the bytes in the store's files.
@@ -294,67 +288,6 @@ class Memory:
             echoes=done.echoes,
             verified=verified,
         )
-
-    def _purge(self) -> bool:
-        """Takes deleted vectors out of the index and its file, and deleted words out of SQLite's files."""
-        self._index.refresh()
-        self._index.checkpoint()
-        return self.store.purge()
-
-    def verify(self) -> VerifyReport:
-        """Checks that the store is whole and that everything in it agrees; see ``VerifyReport.problems``."""
-        return verify(self.store, self._index)
-
-    # --- taking memories along
-
-    def export_to(self, file: BinaryIO, part: Part | None = None, *, vectors: bool = False) -> ExportReport:
-        """Writes memories as lines of JSON, in one order, from one consistent view; others may write meanwhile.
-
-        Args:
-            file: opened for writing bytes.
-            part: which; None is everything. Log lines of a replay are never part of an export.
-            vectors: writes the vectors too, so that an import need not make them again.
-
-        Raises:
-            InputError: a text takes more than 64 MiB as a line.
-        """
-        return exporting.export(self.store, file, part or Part(), with_vectors=vectors)
-
-    def import_from(self, file: BinaryIO, *, name: str | None = None) -> ImportReport:
-        """Stores what an export holds: each conversation as a whole or not at all, nothing twice.
-
-        The file is checked as a whole before anything is stored. A conversation that is there with the same turns is
-        left as it is, or continued by the turns that follow. Vectors are taken where the store's embedder made them.
-
-        Args:
-            file: opened for reading bytes, from a place that can be read twice.
-            name: for the conversation, of an export of a single one.
-
-        Raises:
-            InputError: no export, damaged or cut off; or a conversation of that name is there with other turns.
-            ConversationBusyError: a conversation that would be continued is open.
-        """
-        try:
-            return importing.load(self.store, file, name=name)
-        finally:
-            self._index.follow()
-            self._indexer.wake()
-
-    def backup(self, path: str | os.PathLike[str], *, force: bool = False, progress: Progress | None = None) -> None:
-        """Copies the store to a file (mode 0600) from one consistent view; others may write meanwhile.
-
-        Args:
-            path: of the copy; ``memstream memory restore`` puts it back.
-            force: replaces a file that is there.
-            progress: called now and then with pages done and pages in all.
-
-        Raises:
-            StoreError: a store in memory, a file that is there, or a disk that is full; nothing is left behind.
-            StoreCorruptError: the store is damaged.
-        """
-        if self.store.path is None:
-            raise StoreError("a store in memory has no file to back up; export it")
-        backup(self.store.path, Path(path), force=force, progress=progress)
 
     def _gate_value(self) -> float:
         """The least cosine of a hit: as configured, as calibrated before, or calibrated now."""
