@@ -212,9 +212,14 @@ def _insert(
 ) -> None:
     row = insert(db.Passage).values(document_id=document_id, heading=passage.heading, text=passage.text, **place)
     passage_id = connection.execute(row.returning(db.Passage.id)).scalar_one()
-    key = {"owner_id": owner_id, "passage_id": passage_id, "kind": "passage", "text": passage.key}
-    connection.execute(insert(db.Chunk).values(**key))
+    add_key(connection, owner_id, passage_id, passage.key)
     fulltext.add_passage(connection, passage_id, owner_id, f"{passage.heading}\n{passage.text}")
+
+
+def add_key(connection: Connection, owner_id: int, passage_id: int, text: str) -> None:
+    """Makes the key under which a passage is found."""
+    key = {"owner_id": owner_id, "passage_id": passage_id, "kind": "passage", "text": text}
+    connection.execute(insert(db.Chunk).values(**key))
 
 
 def remove(connection: Connection, document_ids: Collection[int]) -> Change:

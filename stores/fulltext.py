@@ -176,3 +176,9 @@ def check(connection: Connection) -> None:
     """Compares the FTS5 indexes with their contents; FTS5 raises when they differ."""
     for table in _TABLES:
         connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')"))
+
+
+def rebuild(connection: Connection) -> None:
+    """Makes the FTS5 indexes anew from their contents."""
+    for table in _TABLES:
+        connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('rebuild')"))

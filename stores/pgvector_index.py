@@ -112,6 +112,12 @@ class PgVectorIndex:
         for scope in missing:
             self._build(self._space, scope)
 
+    def rebuild(self) -> None:
+        """Builds again the indexes of large scopes whose making was interrupted."""
+        self._next_look = 0
+        self.refresh()
+        self.improve()
+
     def _without_index(self, connection: Connection, space: SpaceInfo) -> list[int]:
         """Large scopes that have no whole index of their own."""
         large = (

@@ -50,6 +50,8 @@ class ConversationInfo:
     n_turns: int
 
 
+NO_SEQUENCE = 2**62  # greater than that of any turn
+
 TURN_COLUMNS = (
     db.Turn.id,
     db.Turn.sequence,
@@ -255,6 +257,22 @@ def turns(
     return [Turn(*row) for row in connection.execute(statement.order_by(db.Turn.sequence))]
 
 
+def turns_after(connection: Connection, conversation_id: int, sequence: int, n: int) -> list[Turn]:
+    """The next ``n`` finished live turns after a sequence, in order."""
+    statement = (
+        select(*TURN_COLUMNS)
+        .where(
+            db.Turn.conversation_id == conversation_id,
+            db.Turn.superseded.is_(False),
+            db.Turn.state != "open",
+            db.Turn.sequence > sequence,
+        )
+        .order_by(db.Turn.sequence)
+        .limit(n)
+    )
+    return [Turn(*row) for row in connection.execute(statement)]
+
+
 def turns_before(connection: Connection, conversation_id: int, sequence: int, n: int) -> list[Turn]:
     """The last ``n`` finished live turns before a sequence, in order."""
     statement = (
@@ -277,6 +295,20 @@ def turns_by_id(connection: Connection, ids: Collection[int]) -> dict[int, Turn]
     for part in batches(ids):
         for row in connection.execute(select(*TURN_COLUMNS).where(db.Turn.id.in_(part))):
             found[row.id] = Turn(*row)
+    return found
+
+
+def turns_by_sequence(connection: Connection, conversation_id: int, sequences: Collection[int]) -> list[Turn]:
+    """Those of the turns at these sequences that are finished and live, in order."""
+    found: list[Turn] = []
+    for part in batches(sorted(set(sequences))):
+        statement = select(*TURN_COLUMNS).where(
+            db.Turn.conversation_id == conversation_id,
+            db.Turn.sequence.in_(part),
+            db.Turn.superseded.is_(False),
+            db.Turn.state != "open",
+        )
+        found.extend(Turn(*row) for row in connection.execute(statement.order_by(db.Turn.sequence)))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import StaticPool
 
 from memstream.errors import ConfigError, StoreCorruptError, StoreError
-from memstream.stores import fulltext, leftovers
+from memstream.stores import fulltext, in_use, leftovers
 from memstream.stores.migrations import APPLICATION_ID
 
 _MAGIC = b"SQLite format 3\x00"
@@ -153,6 +154,9 @@ class Sqlite:
                 os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite gives -wal and -shm the same mode
             except OSError as error:
                 raise StoreError(f"cannot create {self.path}: {error.strerror}") from error
+        # From here on nobody can put another file in its place.
+        held = None if self.path is None else in_use.share(Path(f"{self.path}-locks"))
+        self._give_back = None if held is None else weakref.finalize(self, os.close, held)
         self.engine = connect(self.path)
 
     def __str__(self) -> str:
@@ -248,6 +252,8 @@ class Sqlite:
     def close(self) -> None:
         """Closes every connection; SQLite then folds the WAL into the file."""
         self.engine.dispose()
+        if self._give_back is not None:
+            self._give_back()
 
 
 def _n_owed(connection: Connection) -> int:

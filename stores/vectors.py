@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Row, Select, and_, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, delete, func, insert, select, update
 
 from memstream.errors import DimensionMismatchError, StoreCorruptError, StoreError
 from memstream.stores import schema as db
@@ -36,6 +37,11 @@ class Pending:
 
 
 _SPACE = select(db.Space.id, db.Space.name, db.Space.fingerprint, db.Space.dimension, db.Space.gate, db.Space.serving)
+
+
+_SERVES = select(db.Space.id).where(db.Space.serving).scalar_subquery()
+SERVING = and_(db.Embedding.chunk_id == db.Chunk.id, db.Embedding.space_id == _SERVES)  # a chunk's vector
+SERVING_TURN = and_(db.TurnEmbedding.turn_id == db.Turn.id, db.TurnEmbedding.space_id == _SERVES)  # a turn's
 
 
 def find_space(connection: Connection) -> SpaceInfo | None:
@@ -137,6 +143,13 @@ def set_gate(connection: Connection, space_id: int, gate: float) -> None:
     connection.execute(update(db.Space).where(db.Space.id == space_id).values(gate=gate))
 
 
+def n_numbers(connection: Connection, table: type[db.Embedding] | type[db.TurnEmbedding]) -> ColumnElement[Any]:
+    """How many numbers a stored vector has, as SQL."""
+    if connection.dialect.name == "postgresql" and table is db.Embedding:
+        return func.vector_dims(table.vector)
+    return func.length(table.vector) / 2.0
+
+
 def pack(vector: Vectors) -> bytes:
     """A float32 vector as a little-endian float16 blob."""
     return vector.astype("<f2").tobytes()
@@ -204,6 +217,15 @@ def pending(connection: Connection, space: SpaceInfo, limit: int, done: Done | N
         )
         done.turn_id = newest if being_said is None else being_said - 1
     return found
+
+
+def n_pending(connection: Connection) -> int:
+    """How many chunks and live turns have no vector in the space that serves."""
+    chunks = select(func.count()).select_from(db.Chunk).outerjoin(db.Embedding, SERVING)
+    turns = select(func.count()).select_from(db.Turn).outerjoin(db.TurnEmbedding, SERVING_TURN)
+    live = (db.Turn.superseded.is_(False), db.Turn.state != "open")
+    n_chunks = connection.scalar(chunks.where(db.Embedding.chunk_id.is_(None))) or 0
+    return n_chunks + (connection.scalar(turns.where(db.TurnEmbedding.turn_id.is_(None), *live)) or 0)
 
 
 def store(connection: Connection, space: SpaceInfo, items: Sequence[Pending], vectors: Vectors) -> None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-from memstream.config import RecallConfig, memstream_home
-from memstream.errors import DimensionMismatchError, InputError, ModelNotFoundError, StoreError
-from memstream.memory import Memory, Scope, SentenceTransformerEmbedder, SqlStore
+from memstream.cli import operations
+from memstream.cli.stores import JSON, STORE, opened, options
+from memstream.errors import InputError
+from memstream.memory import Memory, Scope
 from memstream.memory.documents import Told
 from memstream.report import Citation, Recalled, as_json, shown
-from memstream.stores.move import move
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _LINE_CHARS = 100
 
 
@@ -28,45 +25,8 @@ def command() -> None:
     """Look into the store and keep it in order."""
 
 
-_STORE = click.option(
-    "--store",
-    default=None,
-    metavar="STORE",
-    help="A file, or postgresql://USER@HOST/DATABASE.  [default: $MEMSTREAM_HOME/memstream.db]",
-)
-_USER = click.option(
-    "--user", default=None, help="Whose memory; without it: shared documents, and conversations without a user."
-)
-_NAMESPACE = click.option("--namespace", default="default", show_default=True, help="The tenant.")
-_JSON = click.option("--json", "as_json_", is_flag=True, help="Print JSON.")
-
-
-def _options(function: _Command) -> _Command:
-    """The options of every subcommand that looks at one user's memory."""
-    return _STORE(_USER(_NAMESPACE(_JSON(function))))
-
-
-@contextmanager
-def _open(store: str | None, *, vectors: bool = False, create: bool = False) -> Iterator[Memory]:
-    """The store's memory; with vectors only where the default embedder is the one that made them."""
-    if create and store is None:
-        try:
-            memstream_home().mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot create {memstream_home()}: {error.strerror}; give --store FILE") from error
-    opened = SqlStore.open(memstream_home() / "memstream.db" if store is None else store, create=create)
-    memory = None
-    if vectors:
-        try:
-            memory = Memory(opened, SentenceTransformerEmbedder(), RecallConfig())
-        except (ModelNotFoundError, DimensionMismatchError) as error:
-            click.echo(f"words only, no vectors: {error}", err=True)
-    if memory is None:
-        memory = Memory(opened, None, RecallConfig())
-    try:
-        yield memory
-    finally:
-        memory.close()
+for operation in operations.COMMANDS:
+    command.add_command(operation)
 
 
 def _scopes(memory: Memory, namespace: str, user: str | None) -> list[Scope]:
@@ -129,7 +89,7 @@ def _print(items: list[Recalled], as_json_: bool, nothing: str) -> None:
 
 
 @command.command("add")
-@_options
+@options
 @click.option("--sync", is_flag=True, help="Also remove documents of files that are gone from the folders.")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 def add_command(
@@ -140,7 +100,7 @@ def add_command(
     All conversations of the namespace may recall them; with --user, only theirs. Added again, only what changed is.
     """
     scope = _texts_of(namespace, user)
-    with _open(store, vectors=True, create=True) as memory, _progress() as told:
+    with opened(store, vectors=True, create=True) as memory, _progress() as told:
         report = memory.add_documents(scope, paths, sync=sync, told=told)
         memory.flush()
     if as_json_:
@@ -168,10 +128,10 @@ def _progress() -> Iterator[Told]:
 
 
 @command.command("documents")
-@_options
+@options
 def documents_command(store: str | None, user: str | None, namespace: str, as_json_: bool) -> None:
     """List the documents that all may read, or a user's own."""
-    with _open(store) as memory:
+    with opened(store) as memory:
         found = memory.documents(_texts_of(namespace, user))
     if as_json_:
         click.echo(json.dumps(as_json(found), indent=2, ensure_ascii=False))
@@ -185,23 +145,23 @@ def documents_command(store: str | None, user: str | None, namespace: str, as_js
 
 
 @command.command("list")
-@_options
+@options
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="The newest so many turns.")
 def list_command(store: str | None, user: str | None, namespace: str, as_json_: bool, limit: int) -> None:
     """List the newest memories, oldest of them first."""
-    with _open(store) as memory:
+    with opened(store) as memory:
         found = [item for scope in _scopes(memory, namespace, user) for item in memory.memories(scope, limit=limit)]
     found.sort(key=lambda item: item.time)
     _print(found[-limit:], as_json_, "nothing is remembered there")
 
 
 @command.command("search")
-@_options
+@options
 @click.option("--limit", default=10, show_default=True, type=click.IntRange(1), help="The best so many.")
 @click.argument("query")
 def search_command(store: str | None, user: str | None, namespace: str, as_json_: bool, limit: int, query: str) -> None:
     """Search memories, best first, and tell why each was found."""
-    with _open(store, vectors=True) as memory:
+    with opened(store, vectors=True) as memory:
         scopes = _scopes(memory, namespace, user)
         every = [item for scope in scopes for item in memory.search(scope, query, limit=limit)]
     best: dict[str, Recalled] = {}
@@ -222,11 +182,11 @@ def search_command(store: str | None, user: str | None, namespace: str, as_json_
 
 
 @command.command("show")
-@_options
+@options
 @click.argument("memory_id", metavar="ID")
 def show_command(store: str | None, user: str | None, namespace: str, as_json_: bool, memory_id: str) -> None:
     """Show one memory in full, such as turn:17, fact:3, passage:5 or document:2."""
-    with _open(store) as memory:
+    with opened(store) as memory:
         item = memory.show(_scope_of(memory, namespace, user, memory_id), memory_id)
     if as_json_:
         click.echo(json.dumps(as_json(item), indent=2, ensure_ascii=False))
@@ -238,14 +198,14 @@ def show_command(store: str | None, user: str | None, namespace: str, as_json_: 
 
 
 @command.command("forget")
-@_options
+@options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.argument("memory_id", metavar="ID")
 def forget_command(
     store: str | None, user: str | None, namespace: str, as_json_: bool, yes: bool, memory_id: str
 ) -> None:
     """Forget a memory completely, such as turn:17, fact:3 or document:2, and print the receipt."""
-    with _open(store) as memory:
+    with opened(store) as memory:
         scope = _scope_of(memory, namespace, user, memory_id)
         item = memory.show(scope, memory_id)
         if not yes:
@@ -269,82 +229,28 @@ def forget_command(
 
 
 @command.command("verify")
-@_STORE
-@_JSON
-def verify_command(store: str | None, as_json_: bool) -> None:
+@STORE
+@JSON
+@click.option("--repair", is_flag=True, help="Mend what can be made from the turns, and say what was done.")
+def verify_command(store: str | None, as_json_: bool, repair: bool) -> None:
     """Check that the whole store is in order (all users); exit status 1 if not."""
-    with _open(store) as memory:
-        report = memory.verify()
+    with opened(store) as memory:
+        repaired = memory.repair() if repair else None
+        report = memory.verify() if repaired is None else repaired.after
     if as_json_:
-        click.echo(json.dumps(as_json(report), indent=2))
+        click.echo(json.dumps(as_json(report if repaired is None else repaired), indent=2))
     else:
+        for line in repaired.done if repaired is not None else ():
+            click.echo(f"repaired: {line}")
         for problem in report.problems:
             click.echo(problem)
         counts = ", ".join(f"{n} {table}" for table, n in report.counts.items())
         click.echo(f"{len(report.problems)} problems in {counts}; {report.pending} texts wait for their vector")
+    if report.problems and repair:
+        click.echo(
+            "what is left cannot be made from the turns: restore a backup (memstream memory restore), or save what is "
+            "readable with sqlite3's .recover",
+            err=True,
+        )
     if report.problems:
         raise click.exceptions.Exit(1)
-
-
-@command.command("migrate")
-@_JSON
-@click.argument("source", metavar="FROM")
-@click.argument("target", metavar="TO")
-def migrate_command(source: str, target: str, as_json_: bool) -> None:
-    """Copy a whole store into a new one, such as sqlite:///a.db into postgresql://USER@HOST/DATABASE.
-
-    What arrived is compared with what was sent, and checked; the old store stays as it is.
-    """
-    taken = SqlStore.open(source, create=False)
-    try:
-        given = SqlStore.open(target)
-        memory = Memory(given, None, RecallConfig())  # closes the store
-        try:
-            copied = move(taken, given, _say_rows)
-            problems = memory.verify().problems
-        finally:
-            memory.close()
-    finally:
-        taken.close()
-    if as_json_:
-        click.echo(json.dumps({"copied": copied, "problems": problems}, indent=2))
-    else:
-        for problem in problems:
-            click.echo(problem)
-        counts = ", ".join(f"{n:,} {table}" for table, n in copied.items() if n)
-        click.echo(f"copied {counts or 'nothing'}; {len(problems)} problems")
-    if problems:
-        raise click.exceptions.Exit(1)
-
-
-def _say_rows(table: str, n: int) -> None:
-    if n % 100_000 == 0:
-        click.echo(f"{table}: {n:,} rows", err=True)
-
-
-@command.command("reindex")
-@_STORE
-@_JSON
-@click.option(
-    "--embedder",
-    default=None,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of a sentence-transformers model.  [default: all-MiniLM-L6-v2]",
-)
-def reindex_command(store: str | None, as_json_: bool, embedder: Path | None) -> None:
-    """Make all vectors anew with another embedder. The old ones serve until the new ones are whole.
-
-    Interrupted, it goes on where it was when it is run again.
-    """
-    chosen = SentenceTransformerEmbedder(embedder)
-    with _open(store) as memory:
-        done = memory.reindex(chosen, _say_texts)
-    if as_json_:
-        click.echo(json.dumps(as_json(done), indent=2))
-        return
-    click.echo(f"{done.name} serves now: {done.made:,} vectors made, {done.dropped:,} of before removed")
-    click.echo("open the store again in every process that has it open", err=True)
-
-
-def _say_texts(n_done: int, n_all: int) -> None:
-    click.echo(f"\r{n_done:,} of {n_all:,} texts", err=True, nl=n_done >= n_all)

@@ -1,11 +1,13 @@
 """Storing, finding and forgetting what was said. Importing it loads no model library."""
 
 from memstream.memory.embedder import Embedder, SentenceTransformerEmbedder
+from memstream.memory.exporting import ExportReport, Part
 from memstream.memory.handle import ConversationHandle
+from memstream.memory.importing import ImportReport
 from memstream.memory.memory import Memory
 from memstream.memory.packing import Recall
 from memstream.memory.sources import Document
-from memstream.memory.verify import VerifyReport
+from memstream.memory.verify import RepairReport, VerifyReport
 from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo, Turn
 from memstream.stores.sql import SqlStore
@@ -15,8 +17,12 @@ __all__ = [
     "ConversationInfo",
     "Document",
     "Embedder",
+    "ExportReport",
+    "ImportReport",
     "Memory",
+    "Part",
     "Recall",
+    "RepairReport",
     "Scope",
     "SentenceTransformerEmbedder",
     "SqlStore",

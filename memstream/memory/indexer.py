@@ -43,9 +43,15 @@ class Indexer:
         self._failed: BaseException | None = None  # the first failure since the last flush
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memstream-memory")
 
-    def wake(self) -> None:
-        """Has what is without a vector embedded, unless that is queued already."""
+    def wake(self, *, anew: bool = False) -> None:
+        """Has what is without a vector embedded, unless that is queued already.
+
+        Args:
+            anew: looks at everything, not only at what came since the last look.
+        """
         with self._lock:
+            if anew:
+                self._space_id = None
             if not self._embedders or self._queued:
                 return
             self._queued = True

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
-from memstream.memory.chunker import STRIDE_TURNS, windows
+from memstream.memory.chunker import STRIDE_TURNS, window_text, windows
 from memstream.stores import rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.rows import Turn
+
+_PAGE = 500  # turns looked at together
 
 
 def add_windows(connection: Connection, conversation_id: int) -> int:
@@ -28,23 +33,79 @@ def add_windows(connection: Connection, conversation_id: int) -> int:
 
 
 def _insert_windows(connection: Connection, conversation_id: int, turns: Sequence[Turn]) -> int:
-    owner_id = rows.owner_of(connection, conversation_id)
-    made = 0
-    for window in windows(turns):
-        if not window.text:
-            continue
-        key = {
-            "owner_id": owner_id,
-            "conversation_id": conversation_id,
-            "kind": "window",
-            "first_sequence": window.first,
-            "last_sequence": window.last,
-            "text": window.text,
-        }
-        there = select(db.Chunk.id).filter_by(**key)
-        if connection.scalar(there) is None:
-            connection.execute(insert(db.Chunk).values(**key))
-            made += 1
+    fresh = [_put_window(connection, conversation_id, w.first, w.last, w.text)[1] for w in windows(turns) if w.text]
+    return sum(fresh)
+
+
+def _put_window(connection: Connection, conversation_id: int, first: int, last: int, text: str) -> tuple[int, bool]:
+    """The chunk of a window, and whether it was made now."""
+    key = {
+        "owner_id": rows.owner_of(connection, conversation_id),
+        "conversation_id": conversation_id,
+        "kind": "window",
+        "first_sequence": first,
+        "last_sequence": last,
+        "text": text,
+    }
+    there = connection.scalar(select(db.Chunk.id).filter_by(**key))
+    if there is not None:
+        return there, False
+    return connection.execute(insert(db.Chunk).values(**key).returning(db.Chunk.id)).scalar_one(), True
+
+
+def cover(connection: Connection, conversation_id: int) -> int:
+    """Makes windows over the finished live turns that no window holds, wherever they are. Returns how many.
+
+    What was said last and has no reply yet gets its window with the reply.
+    """
+    made, last = 0, -1
+    newest = rows.turns_before(connection, conversation_id, rows.NO_SEQUENCE, 1)
+    while page := rows.turns_after(connection, conversation_id, last, _PAGE):
+        last = page[-1].sequence
+        spans: Sequence[Any] = connection.execute(
+            select(db.Chunk.first_sequence, db.Chunk.last_sequence).where(
+                db.Chunk.conversation_id == conversation_id,
+                db.Chunk.kind == "window",
+                db.Chunk.first_sequence <= last,
+                db.Chunk.last_sequence >= page[0].sequence,
+            )
+        ).all()
+        bare = [not any(span[0] <= turn.sequence <= span[1] for span in spans) for turn in page]
+        for missing, run in groupby(zip(bare, page, strict=True), key=lambda pair: pair[0]):
+            turns = [turn for _, turn in run]
+            waiting = turns[-1] in newest and all(turn.role != "assistant" for turn in turns)
+            if missing and not waiting:
+                before = rows.turns_before(connection, conversation_id, turns[0].sequence, STRIDE_TURNS)
+                made += _insert_windows(connection, conversation_id, before + turns)
+    return made
+
+
+def window_texts(connection: Connection, conversation_id: int, spans: Sequence[tuple[int, int]]) -> list[str]:
+    """What windows over these first and last sequences must say, made from the finished live turns."""
+    low, high = min(span[0] for span in spans), max(span[1] for span in spans)
+    turns = [t for t in rows.turns(connection, conversation_id, first=low, last=high) if t.state != "open"]
+    at = [turn.sequence for turn in turns]
+    return [
+        window_text([turn.text for turn in turns[bisect_left(at, first) : bisect_right(at, last)]])
+        for first, last in spans
+    ]
+
+
+def put_windows(
+    connection: Connection, conversation_id: int, spans: Sequence[tuple[int, int]]
+) -> list[tuple[int, str] | None]:
+    """Makes windows over these first and last sequences, where they are not there yet.
+
+    Returns:
+        The chunk and text of each; None where a span does not begin and end with a live turn, or says nothing.
+    """
+    ends = [sequence for span in spans for sequence in span]
+    live = {turn.sequence for turn in rows.turns_by_sequence(connection, conversation_id, ends)}
+    made: list[tuple[int, str] | None] = []
+    for span, text in zip(spans, window_texts(connection, conversation_id, spans), strict=True):
+        made.append(
+            (_put_window(connection, conversation_id, *span, text)[0], text) if set(span) <= live and text else None
+        )
     return made
 
 
@@ -78,8 +139,8 @@ def remove_keys(
     return removed, lost_summaries
 
 
-def add_summary(connection: Connection, conversation_id: int, turns: Sequence[Turn], text: str) -> None:
-    """Stores a summary as one more key to its turns (in order)."""
+def add_summary(connection: Connection, conversation_id: int, turns: Sequence[Turn], text: str) -> int:
+    """Stores a summary as one more key to its turns (in order). Returns its chunk's id."""
     chunk = insert(db.Chunk).values(
         owner_id=rows.owner_of(connection, conversation_id),
         conversation_id=conversation_id,
@@ -91,3 +152,4 @@ def add_summary(connection: Connection, conversation_id: int, turns: Sequence[Tu
     chunk_id = connection.execute(chunk.returning(db.Chunk.id)).scalar_one()
     sources = [turn.id for turn in turns]
     connection.execute(insert(db.Derived).values(chunk_id=chunk_id, kind="summary", text=text, sources=sources))
+    return chunk_id

@@ -56,6 +56,9 @@ class SearchIndex(Protocol):
     def improve(self) -> None:
         """Builds better indexes for scopes that have grown large; searches go on meanwhile."""
 
+    def rebuild(self) -> None:
+        """Makes it anew from the vectors in SQL; ``checkpoint`` then saves it."""
+
     def count(self) -> int:
         """How many vectors are held."""
 
@@ -221,6 +224,13 @@ class LiveIndex:
             raise StoreCorruptError("it is ahead of the store")
         index_file.load(path, index, header)
         return header
+
+    def rebuild(self) -> None:
+        """Builds the index anew from the vectors in SQL; ``checkpoint`` then saves it."""
+        with self._lock, self._store.read() as connection:
+            self._space = vectors.find_space(connection)
+            if self._space is not None:
+                self._rebuild(connection)
 
     def _rebuild(self, connection: Connection) -> None:
         assert self._space is not None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select, update
 
 from memstream.config import RecallConfig
-from memstream.errors import ConfigError, InputError, StoreError
-from memstream.memory import forgetting, gate, keys, present
+from memstream.errors import ConfigError, InputError
+from memstream.memory import facts, forgetting, gate, keys, present
 from memstream.memory.documents import Adding, Told
 from memstream.memory.embedder import Embedder, Embedders
 from memstream.memory.handle import ConversationHandle, sweep_snapshots
@@ -19,26 +18,24 @@ from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import open_index
 from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
-from memstream.memory.reindex import Progress, Reindexed, reindex
 from memstream.memory.retriever import Retriever
 from memstream.memory.sources import Document, Paths
-from memstream.memory.verify import VerifyReport, verify
+from memstream.memory.upkeep import Upkeep
 from memstream.memory.view import view_of
 from memstream.report import AddedDocuments, DocumentInfo, ForgetReceipt, Recalled
 from memstream.stores import documents as stored_documents
-from memstream.stores import fulltext, rows, vectors
+from memstream.stores import rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import Scope, storable_text
 from memstream.stores.documents import StoredDocument, StoredPassage
 from memstream.stores.rows import ConversationInfo
 from memstream.stores.sql import SqlStore
 
-_log = logging.getLogger(__name__)
 _LEXICAL_GATE = -0.05  # without an embedder, two fifths of the words that were asked for let a memory in
 _TEXTS_SOUGHT = 8  # of a document's passages, those that are searched for again once they are forgotten
 
 
-class Memory:
+class Memory(Upkeep):
     """Remembers for all conversations of a store. Thread safe.
 
     A background thread embeds and summarises; nothing a reply waits for does. Vectors not made yet when the process
@@ -280,12 +277,7 @@ class Memory:
         with self.store.write() as connection:
             owner_id = rows.ensure_owner(connection, scope)
             conversation_id = None if scope.user is not None else rows.ensure_conversation(connection, scope)
-            values = {"owner_id": owner_id, "conversation_id": conversation_id, "text": text}
-            statement = insert(db.Fact).values(**values, created=db.now()).returning(db.Fact.id)
-            fact_id = connection.execute(statement).scalar_one()
-            connection.execute(insert(db.Pin).values(fact_id=fact_id, created=db.now()))
-            connection.execute(insert(db.Chunk).values(**values, kind="fact", fact_id=fact_id))
-            fulltext.add_fact(connection, fact_id, owner_id, conversation_id, text)
+            fact_id, _ = facts.add(connection, owner_id, conversation_id, text, created=db.now(), pinned=True)
         self._indexer.wake()
         return f"fact:{fact_id}"
 
@@ -331,7 +323,7 @@ class Memory:
             found = [] if owner_id is None else stored_documents.of_owner(connection, owner_id)
         return [present.info(document) for document in found]
 
-    # --- forgetting and checking
+    # --- forgetting
 
     def forget(self, scope: Scope, memory_id: str) -> ForgetReceipt:
         """Forgets a memory completely, down to the bytes in the store's files.
@@ -361,26 +353,6 @@ class Memory:
             verified=verified,
         )
 
-    def _purge(self, texts: Collection[str] | None = None) -> bool:
-        """Takes deleted vectors out of the index and its file, and deleted words out of SQLite's files.
-
-        Where that cannot be done now the store remembers it, and whoever deletes, closes or opens it next tries again.
-        """
-        try:
-            self._index.refresh()
-            self._index.checkpoint()
-            wiped = self.store.purge(texts)
-        except StoreError as error:
-            _log.warning("what was deleted is still in the files, to be wiped later: %s", error)
-            return False
-        if not wiped:
-            _log.warning("what was deleted is still in the files, to be wiped later: another process reads them")
-        return wiped
-
-    def verify(self) -> VerifyReport:
-        """Checks that the store is whole and that everything in it agrees; see ``VerifyReport.problems``."""
-        return verify(self.store, self._index)
-
     def _gate_value(self) -> float:
         """The least cosine of a hit: as configured, as calibrated before, or calibrated now."""
         if not self._embedders:
@@ -399,23 +371,6 @@ class Memory:
                 vectors.set_gate(connection, space.id, found)
         self._gates[space.id] = found  # threads that come here at once find the same
         return found
-
-    def reindex(self, embedder: Embedder, progress: Progress | None = None) -> Reindexed:
-        """Makes all vectors anew with another embedder, while the old ones go on being searched; see ``reindex``.
-
-        Other processes that have the store open with the embedder of before must open it again afterwards: until then
-        they raise DimensionMismatchError where they would recall.
-
-        Args:
-            embedder: of the new vectors; used for everything from then on.
-            progress: called with the number of texts done and of all texts.
-        """
-        self._embedders.add(embedder)
-        done = reindex(self.store, embedder, progress)
-        self._index.follow()
-        self._embedders.keep(embedder)
-        self._indexer.wake()
-        return done
 
     def warm_up(self) -> None:
         """Loads embedder, index and gate in the background, so that the first recall need not wait for them."""

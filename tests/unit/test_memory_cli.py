@@ -111,6 +111,17 @@ def test_verify(store: Path, command: Command) -> None:
         "turn:1 has no full-text row",
         "the events tell of 1 vectors, the store holds 0",
     ]
+    status, out, err = command("verify", "--repair")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[:2] == [
+        "repaired: turn:1 has no full-text row: wrote it",
+        "repaired: the events tell of 1 vectors, the store holds 0: wrote the events that were missing",
+    ]
+    assert json.loads(command("verify", "--repair", "--json")[1])["done"] == []
+    Path(f"{store}-snapshots").joinpath("notes.txt").write_text("not ours")
+    status, out, err = command("verify", "--repair")
+    assert status == 1
+    assert "restore a backup" in err
 
 
 def test_usage_and_missing_stores(command: Command, tmp_path: Path, home: Path) -> None:
