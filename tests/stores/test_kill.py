@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -134,6 +135,58 @@ def server() -> Iterator[Server]:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(60) == 0
+
+
+ADDER = """
+import os, sys
+from memstream.config import RecallConfig
+from memstream.memory import Memory, Scope, SqlStore
+from tests.stores.tiny import TinyEmbedder
+memory = Memory(SqlStore.open(sys.argv[1]), TinyEmbedder(), RecallConfig(), index="exact")
+scope = Scope("n", knowledge=True)
+memory.add_documents(scope, sys.argv[2], sync=True, told=lambda name: os.write(1, f"{name}\\n".encode()))
+os.write(1, b"all\\n")
+"""
+
+
+def test_killed_while_documents_are_added_the_next_run_goes_on(tmp_path: Path, make_memory: MakeMemory) -> None:
+    rng = random.Random(5)
+    folder = tmp_path / "kb"
+    folder.mkdir()
+    scope = Scope("n", knowledge=True)
+    for run in range(4):  # the first adds, the others change a few and remove one
+        for i in range(60):
+            if run == 0 or rng.random() < 0.3:
+                parts = [f"## Part {part}\n\n{rng.choice(WORDS)} doc{i}" for part in range(5)]
+                (folder / f"d{i:02}.md").write_text("\n\n".join(parts))
+        (folder / f"d{run}.md").unlink(missing_ok=True)
+        records = [json.dumps({"id": i, "text": f"{rng.choice(WORDS)} record{i}"}) for i in range(80)]
+        (folder / "a.jsonl").write_text("\n".join(records))
+        process = subprocess.Popen(
+            [sys.executable, "-c", ADDER, str(tmp_path / "a.db"), str(folder)],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert process.stdout is not None
+        told = [process.stdout.readline().decode().strip() for _ in range(rng.randint(1, 130))]
+        process.send_signal(signal.SIGKILL)
+        process.stdout.close()
+        assert process.wait() == -signal.SIGKILL
+        memory = make_memory(tmp_path / "a.db")
+        memory.flush()
+        assert memory.verify().problems == ()
+        assert {name for name in told if name} <= {document.name for document in memory.documents(scope)}
+        memory.close()
+    memory = make_memory(tmp_path / "a.db")
+    memory.add_documents(scope, folder, sync=True)
+    memory.flush()
+    assert memory.verify().problems == ()
+    shown = {d.name: memory.show(scope, d.id).text for d in memory.documents(scope)}
+    files = {path.name: path.read_text() for path in folder.glob("*.md")}
+    wanted = {name: "\n\n".join(text.split("\n\n")[1::2]) for name, text in files.items()}
+    wanted |= {f"a.jsonl#{i}": json.loads(line)["text"] for i, line in enumerate(records)}
+    assert shown == wanted
 
 
 def check_promises(memory: Memory, promises: Promises) -> None:
