@@ -17,7 +17,7 @@ _LINE_CHARS = 100
 
 @click.group()
 def command() -> None:
-    """Look into the store: list, search, show, forget, verify; export, import, back up."""
+    """Look into the store: list, search, show, forget, verify; export, import, back up, expire."""
 
 
 for operation in operations.COMMANDS:

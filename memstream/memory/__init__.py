@@ -6,6 +6,7 @@ from memstream.memory.handle import ConversationHandle
 from memstream.memory.importing import ImportReport
 from memstream.memory.memory import Memory
 from memstream.memory.packing import Recall
+from memstream.memory.retention import Hourly
 from memstream.memory.verify import RepairReport, VerifyReport
 from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo, Turn
@@ -16,6 +17,7 @@ __all__ = [
     "ConversationInfo",
     "Embedder",
     "ExportReport",
+    "Hourly",
     "ImportReport",
     "Memory",
     "Part",

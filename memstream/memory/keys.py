@@ -117,26 +117,44 @@ def remove_keys(
     Returns:
         Rows removed by table, and the sources of the summaries that were removed.
     """
-    removed = {"chunks": 0, "embeddings": 0, "derived": 0}
+    gone = sorted(set(sequences))
+    if not gone:
+        return {"chunks": 0, "embeddings": 0, "derived": 0}, []
+    keys: Sequence[Any] = connection.execute(
+        select(db.Chunk.id, db.Chunk.kind, db.Chunk.first_sequence, db.Chunk.last_sequence)
+        .where(
+            db.Chunk.conversation_id == conversation_id,
+            db.Chunk.first_sequence <= gone[-1],
+            db.Chunk.last_sequence >= gone[0],
+        )
+        .order_by(db.Chunk.first_sequence, db.Chunk.last_sequence)
+    ).all()
+    keys = [key for key in keys if _any_between(gone, key.first_sequence, key.last_sequence)]
     lost_summaries: list[list[int]] = []
-    for sequence in sequences:
-        keys = connection.execute(
-            select(db.Chunk.id, db.Chunk.kind, db.Chunk.first_sequence, db.Chunk.last_sequence).where(
-                db.Chunk.conversation_id == conversation_id,
-                db.Chunk.first_sequence <= sequence,
-                db.Chunk.last_sequence >= sequence,
-            )
-        ).all()
-        ids = [key.id for key in keys]
-        lost_summaries.extend(connection.scalars(select(db.Derived.sources).where(db.Derived.chunk_id.in_(ids))))
-        for table, n in vectors.delete_chunks(connection, ids).items():
-            removed[table] += n
-        spans = [(key.first_sequence, key.last_sequence) for key in keys if key.kind == "window"]
-        if spans:
-            low, high = min(span[0] for span in spans), max(span[1] for span in spans)
-            left = rows.turns(connection, conversation_id, first=low, last=high)
-            _insert_windows(connection, conversation_id, [turn for turn in left if turn.state != "open"])
+    for part in rows.batches(key.id for key in keys):
+        lost_summaries.extend(connection.scalars(select(db.Derived.sources).where(db.Derived.chunk_id.in_(part))))
+    removed = vectors.delete_chunks(connection, [key.id for key in keys])
+    for low, high in _joined((key.first_sequence, key.last_sequence) for key in keys if key.kind == "window"):
+        left = rows.turns(connection, conversation_id, first=low, last=high)
+        _insert_windows(connection, conversation_id, [turn for turn in left if turn.state != "open"])
     return removed, lost_summaries
+
+
+def _any_between(ordered: Sequence[int], first: int, last: int) -> bool:
+    """Whether any of the numbers in order is from first to last."""
+    at = bisect_left(ordered, first)
+    return at < len(ordered) and ordered[at] <= last
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans in order, those that overlap as one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in spans:
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return joined
 
 
 def add_summary(connection: Connection, conversation_id: int, turns: Sequence[Turn], text: str) -> int:

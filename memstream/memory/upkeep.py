@@ -1,18 +1,20 @@
-"""What an operator does with a whole store: check, repair, export, import, back up. A part of ``Memory``."""
+"""What an operator does with a whole store: check, repair, expire, export, import, back up. A part of ``Memory``."""
 
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
 from memstream.errors import StoreError
-from memstream.memory import exporting, importing
+from memstream.memory import exporting, importing, retention
 from memstream.memory.exporting import ExportReport, Part
 from memstream.memory.importing import ImportReport
 from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import LiveIndex
 from memstream.memory.verify import RepairReport, VerifyReport, repair, verify
+from memstream.report import ExpireReceipt
 from memstream.stores.backup import Progress, backup
 from memstream.stores.sql import SqlStore
 
@@ -23,12 +25,51 @@ class Upkeep:
     store: SqlStore
     _index: LiveIndex
     _indexer: Indexer
+    _wiped: bool = False  # what a process deleted that was killed before it purged may be in the files until then
 
     def _purge(self) -> bool:
         """Takes deleted vectors out of the index and its file, and deleted words out of SQLite's files."""
         self._index.refresh()
         self._index.checkpoint()
         return self.store.purge()
+
+    def expire(
+        self, before: datetime, part: Part | None = None, *, pinned: bool = False, dry_run: bool = False
+    ) -> ExpireReceipt:
+        """Forgets everything said before a time as completely as ``forget``, and the facts told before it.
+
+        Args:
+            before: a time in the past, with its zone.
+            part: of the store; None is everything. Log lines of a replay are left as they are.
+            pinned: pinned facts go too; ``remember`` pins every fact.
+            dry_run: only counts.
+
+        Raises:
+            InputError: a time without a zone, or one that is still to come.
+            StoreError: the disk refused; what was forgotten until then is gone.
+        """
+        part = part or Part()
+        retention.check_before(before)
+        with self.store.read() as connection:
+            old = retention.count(connection, before, part, pinned=pinned)
+        if dry_run:
+            return ExpireReceipt(before=before, removed=dict(old))
+        done = retention.expire(self.store, before, part, pinned=pinned)
+        wiped = True
+        if done.removed or not self._wiped:
+            wiped = self._wiped = self._purge()
+        for conversation_id, sources in done.summaries:
+            self._indexer.summarise(conversation_id, sources)
+        self._indexer.wake()
+        with self.store.read() as connection:
+            left = retention.count(connection, before, part, pinned=pinned)
+        return ExpireReceipt(
+            before=before,
+            removed=dict(done.removed),
+            snapshots=done.n_snapshots,
+            kept=done.kept,
+            verified=wiped and left.total() == done.kept,
+        )
 
     def verify(self) -> VerifyReport:
         """Checks that the store is whole and that everything in it agrees; see ``VerifyReport.problems``."""
