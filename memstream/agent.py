@@ -11,10 +11,11 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from memstream.config import CacheConfig, GenerationConfig, RecallConfig, memstream_home, read_toml
+from memstream.config import CacheConfig, GenerationConfig, RecallConfig, memstream_home, read_toml, retention_of
 from memstream.conversation import Conversation
 from memstream.engine import Engine
 from memstream.errors import ConfigError, InputError, StoreError
@@ -22,7 +23,9 @@ from memstream.memory import (
     ConversationInfo,
     Document,
     Embedder,
+    Hourly,
     Memory,
+    Part,
     Scope,
     SentenceTransformerEmbedder,
     SqlStore,
@@ -54,6 +57,7 @@ class Agent:
         recall: what is put back on each turn.
         generation: how replies are decoded.
         embedder: turns texts into vectors; None: all-MiniLM-L6-v2.
+        retention_days: turns (and facts not pinned) of this namespace that are older are forgotten, now and every hour.
         chat_template: a Jinja template, for a base model.
         logits_processors: transformers logits processors; they see the window and the reply so far.
         device: such as ``cpu`` or ``cuda``.
@@ -80,6 +84,7 @@ class Agent:
         recall: RecallConfig | None = None,
         generation: GenerationConfig | None = None,
         embedder: Embedder | None = None,
+        retention_days: float | None = None,
         chat_template: str | None = None,
         logits_processors: Sequence[Any] = (),
         device: str = "auto",
@@ -89,6 +94,7 @@ class Agent:
     ) -> None:
         self.namespace = namespace
         self.system = system
+        self.retention = retention_of(retention_days)
         self.cache = cache or CacheConfig()
         self.generation = generation or GenerationConfig()
         self._processors = logits_processors
@@ -112,12 +118,15 @@ class Agent:
         except BaseException:
             opened.close()
             raise
-        if self.memory.config.enabled:
-            self.memory.warm_up()
         self._residents = Residents(self._engine, self._template, self.memory, system=system)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
         self._keeping = threading.Lock()
+        self._hourly: Hourly | None = None
+        if self.retention is not None:
+            self._hourly = Hourly(self._expire)  # also now, before anything is recalled
+        if self.memory.config.enabled:
+            self.memory.warm_up()
         atexit.register(_close_at_exit, weakref.ref(self))
 
     @classmethod
@@ -133,7 +142,9 @@ class Agent:
             "recall": RecallConfig,
             "generation": GenerationConfig,
         }
-        plain = ("model", "system", "store", "namespace", "chat_template", "device", "dtype", "revision")
+        plain = (
+            "model", "system", "store", "namespace", "retention_days", "chat_template", "device", "dtype", "revision",
+        )  # fmt: skip
         unknown = sorted(set(values) - set(tables) - set(plain))
         if unknown:
             raise ConfigError(f"unknown key {unknown[0]!r} in {os.fspath(path)}; known keys: {', '.join(plain)}")
@@ -330,6 +341,12 @@ class Agent:
                     conversation.drop()
         return dataclasses.replace(receipt, caches=caches)
 
+    def _expire(self) -> None:
+        """Forgets what is too old, and frees the rows that have seen it."""
+        assert self.retention is not None
+        self.memory.expire(datetime.now(UTC) - self.retention, Part(namespace=self.namespace))
+        self._residents.check_forgotten(lambda: self._hourly is not None and self._hourly.stopped.is_set())
+
     # Which conversations are open, and which one has the row
 
     @property
@@ -363,6 +380,8 @@ class Agent:
         """Saves every open conversation, and waits until everything is embedded and indexed. Twice is harmless."""
         for session in list(self._sessions):
             session.end_calls()
+        if self._hourly is not None:
+            self._hourly.stop()
         if self._residents.close():
             self.memory.close()
 

@@ -231,6 +231,25 @@ class DocumentInfo:
     updated: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireReceipt:
+    """What was older than it may be and is gone.
+
+    Attributes:
+        before: everything said or told before is meant.
+        removed: number of rows removed, by table; of a dry run, the turns and facts that are old.
+        snapshots: number of snapshots deleted.
+        kept: old turns that were left because their exchange is being said.
+        verified: True when looking again found none but those, and the files were wiped; False for a dry run.
+    """
+
+    before: datetime
+    removed: dict[str, int]
+    snapshots: int = 0
+    kept: int = 0
+    verified: bool = False
+
+
 def as_json(report: Any) -> Any:
     """Turns a report (nested dataclasses, tuples, times) into what ``json.dumps`` takes."""
     if dataclasses.is_dataclass(report) and not isinstance(report, type):

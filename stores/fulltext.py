@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection, TextClause, text
 
@@ -71,24 +71,30 @@ def scope_words(owner_id: int, conversation_id: int | None) -> str:
 
 def add_turn(connection: Connection, turn_id: int, owner_id: int, conversation_id: int, value: str) -> None:
     """Writes the full-text row of a turn."""
-    _add(connection, "turn_words", turn_id, scope_words(owner_id, conversation_id), value)
+    add_turns(connection, owner_id, conversation_id, {turn_id: value})
+
+
+def add_turns(connection: Connection, owner_id: int, conversation_id: int, values: Mapping[int, str]) -> None:
+    """Writes the full-text rows of turns of one conversation: texts by id."""
+    _add(connection, "turn_words", scope_words(owner_id, conversation_id), values)
 
 
 def add_fact(connection: Connection, fact_id: int, owner_id: int, conversation_id: int | None, value: str) -> None:
     """Writes the full-text row of a fact."""
-    _add(connection, "fact_words", fact_id, scope_words(owner_id, conversation_id), value)
+    _add(connection, "fact_words", scope_words(owner_id, conversation_id), {fact_id: value})
 
 
 def add_passage(connection: Connection, passage_id: int, owner_id: int, value: str) -> None:
     """Writes the full-text row of a passage: of its headings and its text."""
-    _add(connection, "passage_words", passage_id, scope_words(owner_id, None), value)
+    _add(connection, "passage_words", scope_words(owner_id, None), {passage_id: value})
 
 
-def _add(connection: Connection, table: str, row_id: int, scope: str, value: str) -> None:
-    connection.execute(
-        text(f"INSERT INTO {table} (rowid, scope, text) VALUES (:id, :scope, :text)"),
-        {"id": row_id, "scope": scope, "text": " ".join(words(value))},
-    )
+def _add(connection: Connection, table: str, scope: str, values: Mapping[int, str]) -> None:
+    if values:
+        connection.execute(
+            text(f"INSERT INTO {table} (rowid, scope, text) VALUES (:id, :scope, :text)"),
+            [{"id": row_id, "scope": scope, "text": " ".join(words(value))} for row_id, value in values.items()],
+        )
 
 
 def drop_turns(connection: Connection, turn_ids: Iterable[int]) -> int:

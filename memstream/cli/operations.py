@@ -1,13 +1,15 @@
-"""``memstream memory export|import|backup|restore|migrate|reindex``: what an operator does with a whole store."""
+"""``memstream memory export|import|backup|restore|expire|migrate|reindex``: what an operator does with a whole store."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
@@ -150,6 +152,62 @@ def restore_command(store: str | None, yes: bool, file: str) -> None:
     click.echo(f"restored {path}; its vector index is built anew when it is next searched", err=True)
 
 
+_UNITS = {"h": 1, "d": 24, "w": 7 * 24}
+
+
+def _age(_context: click.Context, _parameter: click.Parameter, value: str) -> timedelta:
+    """A time such as 90d."""
+    match = re.fullmatch(r"(\d{1,6})([hdw])", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a time; give a number and h, d or w, as in 90d")
+    return timedelta(hours=int(match[1]) * _UNITS[match[2]])
+
+
+@click.command("expire")
+@STORE
+@JSON
+@click.option("--older-than", required=True, callback=_age, metavar="AGE", help="Such as 36h, 90d or 8w.")
+@click.option("--namespace", default=None, help="Only this tenant.  [default: all]")
+@click.option("--user", default=None, help="Only this user (of the namespace, or of the default one).")
+@click.option("--pinned", is_flag=True, help="Pinned facts too; all that were remembered are pinned.")
+@click.option("--dry-run", is_flag=True, help="Only count.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def expire_command(
+    store: str | None,
+    as_json_: bool,
+    older_than: timedelta,
+    namespace: str | None,
+    user: str | None,
+    pinned: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Forget completely what was said longer ago, and print the receipt."""
+    part, before = _part(namespace, user), datetime.now(UTC) - older_than
+    with opened(store) as memory:
+        receipt = memory.expire(before, part, pinned=pinned, dry_run=True)
+        counts = f"{receipt.removed['turns']} turns and {receipt.removed['facts']} facts"
+        old = f"{counts} from before {before:%Y-%m-%d %H:%M} UTC"
+        if not dry_run and not yes and not click.confirm(f"Forget {old} for good?", err=True):
+            click.echo("nothing was forgotten", err=True)
+            raise click.exceptions.Exit(1)
+        if not dry_run:
+            receipt = memory.expire(before, part, pinned=pinned)
+    if as_json_:
+        click.echo(json.dumps(as_json(receipt), indent=2))
+    elif dry_run:
+        click.echo(f"{old} would be forgotten")
+    else:
+        removed = ", ".join(f"{n} {table}" for table, n in receipt.removed.items() if n)
+        click.echo(f"forgot {removed or 'nothing'}, {receipt.snapshots} snapshots")
+        click.echo("looked again: nothing left" if receipt.verified else "looked again: NOT verified")
+    if receipt.kept:
+        click.echo(f"{receipt.kept} turns are of an exchange that is being said, and stay until it has ended", err=True)
+    if not dry_run and not receipt.verified:
+        click.echo("another process keeps the store's files busy; run it again when that has ended", err=True)
+        raise click.exceptions.Exit(1)
+
+
 @click.command("migrate")
 @JSON
 @click.argument("source", metavar="FROM")
@@ -215,5 +273,5 @@ def _say_texts(n_done: int, n_all: int) -> None:
 
 
 COMMANDS = (
-    export_command, import_command, backup_command, restore_command, migrate_command, reindex_command,
+    export_command, import_command, backup_command, restore_command, expire_command, migrate_command, reindex_command,
 )  # fmt: skip

@@ -6,6 +6,7 @@ from memstream.memory.handle import ConversationHandle
 from memstream.memory.importing import ImportReport
 from memstream.memory.memory import Memory
 from memstream.memory.packing import Recall
+from memstream.memory.retention import Hourly
 from memstream.memory.sources import Document
 from memstream.memory.verify import RepairReport, VerifyReport
 from memstream.stores.base import Scope, storable_text
@@ -18,6 +19,7 @@ __all__ = [
     "Document",
     "Embedder",
     "ExportReport",
+    "Hourly",
     "ImportReport",
     "Memory",
     "Part",

@@ -142,7 +142,7 @@ def _keys(connection: Connection, conversation_id: int, owner_id: int) -> Iterat
         select(db.Chunk, db.Derived.id.label("derived_id"), db.Derived.sources)
         .outerjoin(db.Derived, db.Derived.chunk_id == db.Chunk.id)
         .where(db.Chunk.conversation_id == conversation_id)
-        .order_by(db.Chunk.first_sequence, db.Chunk.last_sequence, db.Chunk.id)
+        .order_by(db.Chunk.last_sequence, db.Chunk.first_sequence, db.Chunk.id)
     )
     for page in connection.execute(statement.execution_options(yield_per=_PAGE)).partitions(_PAGE):
         windows = [key for key in page if key.kind == "window"]

@@ -127,6 +127,8 @@ class Adding:
     def _lose(self, connection: Connection, owner_id: int, change: table.Change) -> None:
         """Sees to it that no cache goes on with a passage that is gone."""
         n = change.removed["passages"]
+        if n:
+            self._store.owe_purge(connection)
         if n and not self._n_lost:
             forgetting.drop_snapshots(self._store, connection, owner_id)
         elif n:

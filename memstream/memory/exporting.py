@@ -217,8 +217,8 @@ def _turns(connection: Connection, conversation_id: int, with_vectors: bool) -> 
 
 
 def _keys(connection: Connection, conversation_id: int, kind: str) -> Iterator[list[Any]]:
-    """Pages of the keys of a conversation by the turns they begin with; those of equal spans are neighbours."""
-    order = (db.Chunk.first_sequence, db.Chunk.last_sequence, db.Chunk.id)
+    """Pages of the keys of a conversation by the turns they end with; those of equal spans are neighbours."""
+    order = (db.Chunk.last_sequence, db.Chunk.first_sequence, db.Chunk.id)
     statement = (
         select(*order, db.Chunk.text, db.Embedding.vector, db.Derived.text.label("summary"), db.Derived.sources)
         .outerjoin(db.Embedding, vectors.SERVING)

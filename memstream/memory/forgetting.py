@@ -170,11 +170,17 @@ def _forget_turn(connection: Connection, turn: rows.Turn, done: Forgotten) -> No
 
 def _forget_fact(connection: Connection, fact_id: int, done: Forgotten) -> None:
     done.chunk_ids = list(connection.scalars(select(db.Chunk.id).where(db.Chunk.fact_id == fact_id)))
-    removed = vectors.delete_chunks(connection, done.chunk_ids)
+    done.removed = remove_fact(connection, fact_id)
+
+
+def remove_fact(connection: Connection, fact_id: int) -> dict[str, int]:
+    """Removes a fact with its pin, words and key. Returns rows removed by table."""
+    chunk_ids = list(connection.scalars(select(db.Chunk.id).where(db.Chunk.fact_id == fact_id)))
+    removed = vectors.delete_chunks(connection, chunk_ids)
     words = fulltext.drop_facts(connection, [fact_id])
     pins = connection.execute(delete(db.Pin).where(db.Pin.fact_id == fact_id)).rowcount
     gone = connection.execute(delete(db.Fact).where(db.Fact.id == fact_id)).rowcount
-    done.removed = {"facts": gone, "pins": pins, "words": words, **removed}
+    return {"facts": gone, "pins": pins, "words": words, **removed}
 
 
 def drop_snapshots(store: SqlStore, connection: Connection, owner_id: int) -> int:
@@ -184,18 +190,15 @@ def drop_snapshots(store: SqlStore, connection: Connection, owner_id: int) -> in
     of before are known by the count. Returns how many were recorded.
     """
     of_readers = db.Conversation.owner_id.in_(rows.readers(connection, owner_id))
-    mine = list(connection.scalars(select(db.Conversation.id).where(of_readers)))
-    for conversation_id in mine:
-        path = store.snapshot_path(f"{conversation_id}.snapshot")
-        if path is None:
-            break
-        for file in path.parent.glob(f"{path.name}*"):
-            try:
-                file.unlink(missing_ok=True)
-            except OSError as error:
-                raise StoreError(
-                    f"cannot delete the snapshot {file}: {error.strerror}; nothing was forgotten"
-                ) from error
+    mine = connection.scalars(select(db.Conversation.id).where(of_readers))
+    names, folder = {str(conversation_id) for conversation_id in mine}, store.snapshot_path("")
+    for file in folder.iterdir() if folder is not None else ():
+        if file.name.partition(".snapshot")[0] not in names:
+            continue
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot delete the snapshot {file}: {error.strerror}; nothing was forgotten") from error
     recorded = db.Snapshot.conversation_id.in_(select(db.Conversation.id).where(of_readers))
     n = connection.execute(delete(db.Snapshot).where(recorded)).rowcount
     count_on(connection, owner_id)

@@ -222,8 +222,8 @@ class _Import:
         )
         ids = dict(connection.execute(select(db.Turn.sequence, db.Turn.id).where(*of_batch)).all())
         live = [line for line in lines if not line.superseded]
-        for line in live:
-            fulltext.add_turn(connection, ids[line.sequence], place.owner_id, place.conversation_id, line.text)
+        texts = {ids[line.sequence]: line.text for line in live}
+        fulltext.add_turns(connection, place.owner_id, place.conversation_id, texts)
         self._embed(connection, [(Pending("turn", ids[line.sequence], line.text), line.vector) for line in live])
         if self._space is None:
             keys.add_windows(connection, place.conversation_id)

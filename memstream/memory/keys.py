@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
-from memstream.memory.chunker import STRIDE_TURNS, window_text, windows
+from memstream.memory.chunker import STRIDE_TURNS, WINDOW_TURNS, Window, window_text, windows
 from memstream.stores import rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.rows import Turn
@@ -33,24 +33,35 @@ def add_windows(connection: Connection, conversation_id: int) -> int:
 
 
 def _insert_windows(connection: Connection, conversation_id: int, turns: Sequence[Turn]) -> int:
-    fresh = [_put_window(connection, conversation_id, w.first, w.last, w.text)[1] for w in windows(turns) if w.text]
-    return sum(fresh)
+    return _put(connection, conversation_id, [window for window in windows(turns) if window.text])
 
 
-def _put_window(connection: Connection, conversation_id: int, first: int, last: int, text: str) -> tuple[int, bool]:
-    """The chunk of a window, and whether it was made now."""
-    key = {
-        "owner_id": rows.owner_of(connection, conversation_id),
-        "conversation_id": conversation_id,
-        "kind": "window",
-        "first_sequence": first,
-        "last_sequence": last,
-        "text": text,
-    }
-    there = connection.scalar(select(db.Chunk.id).filter_by(**key))
-    if there is not None:
-        return there, False
-    return connection.execute(insert(db.Chunk).values(**key).returning(db.Chunk.id)).scalar_one(), True
+def _put(connection: Connection, conversation_id: int, said: Sequence[Window]) -> int:
+    """Makes those of the windows that are not there. Returns how many."""
+    there = _window_ids(connection, conversation_id, said)
+    fresh = [window for window in dict.fromkeys(said) if window not in there]
+    if fresh:
+        place = {"owner_id": rows.owner_of(connection, conversation_id), "conversation_id": conversation_id}
+        values = [{"kind": "window", "first_sequence": w.first, "last_sequence": w.last, "text": w.text} for w in fresh]
+        connection.execute(insert(db.Chunk), [{**place, **value} for value in values])
+    return len(fresh)
+
+
+def _window_ids(connection: Connection, conversation_id: int, said: Sequence[Window]) -> dict[Window, int]:
+    """The chunks of those of the windows that are there."""
+    if not said:
+        return {}
+    firsts, lasts = [window.first for window in said], [window.last for window in said]
+    statement = select(db.Chunk.first_sequence, db.Chunk.last_sequence, db.Chunk.text, db.Chunk.id).where(
+        db.Chunk.conversation_id == conversation_id,
+        db.Chunk.kind == "window",
+        db.Chunk.last_sequence >= min(lasts),
+        db.Chunk.last_sequence <= max(lasts),
+        db.Chunk.first_sequence >= min(firsts),
+    )
+    there: Sequence[Any] = connection.execute(statement).all()
+    wanted = set(said)
+    return {window: row.id for row in there if (window := Window(*row[:3])) in wanted}
 
 
 def cover(connection: Connection, conversation_id: int) -> int:
@@ -62,12 +73,14 @@ def cover(connection: Connection, conversation_id: int) -> int:
     newest = rows.turns_before(connection, conversation_id, rows.NO_SEQUENCE, 1)
     while page := rows.turns_after(connection, conversation_id, last, _PAGE):
         last = page[-1].sequence
+        beyond = rows.turns_after(connection, conversation_id, last, WINDOW_TURNS)  # no window reaches further
         spans: Sequence[Any] = connection.execute(
             select(db.Chunk.first_sequence, db.Chunk.last_sequence).where(
                 db.Chunk.conversation_id == conversation_id,
                 db.Chunk.kind == "window",
                 db.Chunk.first_sequence <= last,
                 db.Chunk.last_sequence >= page[0].sequence,
+                db.Chunk.last_sequence <= (beyond[-1].sequence if beyond else last),
             )
         ).all()
         bare = [not any(span[0] <= turn.sequence <= span[1] for span in spans) for turn in page]
@@ -101,12 +114,12 @@ def put_windows(
     """
     ends = [sequence for span in spans for sequence in span]
     live = {turn.sequence for turn in rows.turns_by_sequence(connection, conversation_id, ends)}
-    made: list[tuple[int, str] | None] = []
-    for span, text in zip(spans, window_texts(connection, conversation_id, spans), strict=True):
-        made.append(
-            (_put_window(connection, conversation_id, *span, text)[0], text) if set(span) <= live and text else None
-        )
-    return made
+    texts = window_texts(connection, conversation_id, spans)
+    made = [Window(*span, text) for span, text in zip(spans, texts, strict=True)]
+    good = [window for window in made if {window.first, window.last} <= live and window.text]
+    _put(connection, conversation_id, good)
+    ids = _window_ids(connection, conversation_id, good)
+    return [(ids[window], window.text) if window in ids else None for window in made]
 
 
 def remove_keys(
@@ -117,26 +130,44 @@ def remove_keys(
     Returns:
         Rows removed by table, and the sources of the summaries that were removed.
     """
-    removed = {"chunks": 0, "embeddings": 0, "derived": 0}
+    gone = sorted(set(sequences))
+    if not gone:
+        return {"chunks": 0, "embeddings": 0, "derived": 0}, []
+    keys: Sequence[Any] = connection.execute(
+        select(db.Chunk.id, db.Chunk.kind, db.Chunk.first_sequence, db.Chunk.last_sequence)
+        .where(
+            db.Chunk.conversation_id == conversation_id,
+            db.Chunk.first_sequence <= gone[-1],
+            db.Chunk.last_sequence >= gone[0],
+        )
+        .order_by(db.Chunk.first_sequence, db.Chunk.last_sequence)
+    ).all()
+    keys = [key for key in keys if _any_between(gone, key.first_sequence, key.last_sequence)]
     lost_summaries: list[list[int]] = []
-    for sequence in sequences:
-        keys = connection.execute(
-            select(db.Chunk.id, db.Chunk.kind, db.Chunk.first_sequence, db.Chunk.last_sequence).where(
-                db.Chunk.conversation_id == conversation_id,
-                db.Chunk.first_sequence <= sequence,
-                db.Chunk.last_sequence >= sequence,
-            )
-        ).all()
-        ids = [key.id for key in keys]
-        lost_summaries.extend(connection.scalars(select(db.Derived.sources).where(db.Derived.chunk_id.in_(ids))))
-        for table, n in vectors.delete_chunks(connection, ids).items():
-            removed[table] += n
-        spans = [(key.first_sequence, key.last_sequence) for key in keys if key.kind == "window"]
-        if spans:
-            low, high = min(span[0] for span in spans), max(span[1] for span in spans)
-            left = rows.turns(connection, conversation_id, first=low, last=high)
-            _insert_windows(connection, conversation_id, [turn for turn in left if turn.state != "open"])
+    for part in rows.batches(key.id for key in keys):
+        lost_summaries.extend(connection.scalars(select(db.Derived.sources).where(db.Derived.chunk_id.in_(part))))
+    removed = vectors.delete_chunks(connection, [key.id for key in keys])
+    for low, high in _joined((key.first_sequence, key.last_sequence) for key in keys if key.kind == "window"):
+        left = rows.turns(connection, conversation_id, first=low, last=high)
+        _insert_windows(connection, conversation_id, [turn for turn in left if turn.state != "open"])
     return removed, lost_summaries
+
+
+def _any_between(ordered: Sequence[int], first: int, last: int) -> bool:
+    """Whether any of the numbers in order is from first to last."""
+    at = bisect_left(ordered, first)
+    return at < len(ordered) and ordered[at] <= last
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans in order, those that overlap as one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in spans:
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return joined
 
 
 def add_summary(connection: Connection, conversation_id: int, turns: Sequence[Turn], text: str) -> int:

@@ -1,15 +1,16 @@
-"""What an operator does with a whole store: check, repair, reindex, export, import, back up. A part of ``Memory``."""
+"""What an operator does with a whole store: check, repair, expire, reindex, export, import, back up. Part of ``Memory``."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Collection
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
 from memstream.errors import StoreError
-from memstream.memory import exporting, importing
+from memstream.memory import exporting, importing, retention
 from memstream.memory.embedder import Embedder, Embedders
 from memstream.memory.exporting import ExportReport, Part
 from memstream.memory.importing import ImportReport
@@ -18,6 +19,7 @@ from memstream.memory.live_index import SearchIndex
 from memstream.memory.reindex import Progress as Told
 from memstream.memory.reindex import Reindexed, reindex
 from memstream.memory.verify import RepairReport, VerifyReport, repair, verify
+from memstream.report import ExpireReceipt
 from memstream.stores.backup import Progress, backup
 from memstream.stores.sql import SqlStore
 
@@ -47,6 +49,42 @@ class Upkeep:
         if not wiped:
             _log.warning("what was deleted is still in the files, to be wiped later: another process reads them")
         return wiped
+
+    def expire(
+        self, before: datetime, part: Part | None = None, *, pinned: bool = False, dry_run: bool = False
+    ) -> ExpireReceipt:
+        """Forgets everything said before a time as completely as ``forget``, and the facts told before it.
+
+        Args:
+            before: a time in the past, with its zone.
+            part: of the store; None is everything. Log lines of a replay are left as they are.
+            pinned: pinned facts go too; ``remember`` pins every fact.
+            dry_run: only counts.
+
+        Raises:
+            InputError: a time without a zone, or one that is still to come.
+            StoreError: the disk refused; what was forgotten until then is gone.
+        """
+        part = part or Part()
+        retention.check_before(before)
+        with self.store.read() as connection:
+            old = retention.count(connection, before, part, pinned=pinned)
+        if dry_run:
+            return ExpireReceipt(before=before, removed=dict(old))
+        done = retention.expire(self.store, before, part, pinned=pinned)
+        wiped = self._purge() if self.store.owes_purge else True
+        for conversation_id, sources in done.summaries:
+            self._indexer.summarise(conversation_id, sources)
+        self._indexer.wake()
+        with self.store.read() as connection:
+            left = retention.count(connection, before, part, pinned=pinned)
+        return ExpireReceipt(
+            before=before,
+            removed=dict(done.removed),
+            snapshots=done.n_snapshots,
+            kept=done.kept,
+            verified=wiped and left.total() == done.kept,
+        )
 
     def verify(self) -> VerifyReport:
         """Checks that the store is whole and that everything in it agrees; see ``VerifyReport.problems``."""

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -420,18 +421,18 @@ import os, signal, sys
 from memstream.config import RecallConfig
 from memstream.memory import Memory, SqlStore, importing
 path, file, after = sys.argv[1], sys.argv[2], int(sys.argv[3])
-add_turn, n = importing.fulltext.add_turn, 0
+decode, n = importing.decode, 0  # the second reading: the first one stores nothing
 
 
-def dying(*arguments):
+def dying(number, data):
     global n
-    n += 1
+    n += b'"kind":"turn"' in data
     if n == after:
         os.kill(os.getpid(), signal.SIGKILL)
-    add_turn(*arguments)
+    return decode(number, data)
 
 
-importing.fulltext.add_turn = dying
+importing.decode = dying
 memory = Memory(SqlStore.open(path), None, RecallConfig())
 with open(file, "rb") as opened:
     memory.import_from(opened)
@@ -443,7 +444,7 @@ def test_killed_half_way_and_run_again(tmp_path: Path, source: Memory, make_memo
     (tmp_path / "export.jsonl").write_bytes(data)
     path = tmp_path / "copy.db"
     whole = {}
-    for after in (1, 5, 9, 12, 16):  # live turns: 3, 7, 15, 2 and none; what is whole is not stored again
+    for after in (1, 5, 9, 12, 27):  # the conversations have 3, 8, 15, 2 turns and none
         done = subprocess.run(
             [sys.executable, "-c", KILLED, str(path), str(tmp_path / "export.jsonl"), str(after)],
             cwd=ROOT,
@@ -461,7 +462,7 @@ def test_killed_half_way_and_run_again(tmp_path: Path, source: Memory, make_memo
         whole[after] = lines[0]["conversations"]
         assert memory.verify().problems == ()
         memory.close()
-    assert whole == {1: 0, 5: 1, 9: 2, 12: 2, 16: 3}
+    assert whole == {1: 0, 5: 1, 9: 1, 12: 2, 27: 3}
     memory = make_memory(path, embedder=None)
     load(memory, data)
     assert exported(memory) == data
@@ -479,3 +480,29 @@ def test_the_order_does_not_depend_on_ids(make_memory: MakeMemory) -> None:
     for part in parts:
         load(copy, part)
     assert exported(copy) == data
+
+
+def long_talk(n_turns: int) -> bytes:
+    """An export of one conversation of so many turns."""
+    created = "2026-01-01T00:00:00+00:00"
+    talk = {"kind": "conversation", "namespace": "n", "user": "u", "name": "c", "created": created, "turns": n_turns}
+    turn = {"kind": "turn", "role": "user", "n_tokens": 1, "created": created, "state": "complete", "superseded": False}
+    turns = [{**turn, "sequence": i, "text": f"amber number{i}"} for i in range(n_turns)]
+    header = {"kind": "header", "format": "memstream export", "version": 1, "embedder": None}
+    return sealed([{**header, "conversations": 1, "turns": 0, "facts": 0}, talk, *turns, {"kind": "end"}])
+
+
+def test_five_times_as_many_turns_take_no_more_memory(tmp_path: Path) -> None:
+    peaks = []
+    for n_turns in (1000, 5000):
+        memory = Memory(SqlStore.open(tmp_path / f"{n_turns}.db"), None, RecallConfig(enabled=False))
+        source = tmp_path / f"{n_turns}.jsonl"
+        source.write_bytes(long_talk(n_turns))
+        with source.open("rb") as file, (tmp_path / "out.jsonl").open("wb") as target:
+            tracemalloc.start()
+            assert memory.import_from(file).turns == n_turns
+            assert memory.export_to(target).turns == n_turns
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        memory.close()
+    assert peaks[1] < 1.25 * peaks[0]

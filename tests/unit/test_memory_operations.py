@@ -1,4 +1,4 @@
-"""``memstream memory export|import|backup|restore``: what is written where, and the exit status."""
+"""``memstream memory export|import|backup|restore|expire``: what is written where, and the exit status."""
 
 from __future__ import annotations
 
@@ -131,3 +131,29 @@ def test_backup_and_restore(store: Path, command: Command, tmp_path: Path, monke
     status, _, err = command("restore", str(tmp_path / "missing.db"), "--yes")
     assert status == 1
     assert "there is no store" in err
+
+
+def test_expire(store: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = SqlStore.open(store)
+    with opened.write() as connection:
+        connection.exec_driver_sql("UPDATE turns SET created = '2020-01-01 00:00:00.000000' WHERE id < 3")
+        connection.exec_driver_sql("UPDATE facts SET created = '2020-01-01 00:00:00.000000'")
+    opened.close()
+    status, out, err = command("expire", "--older-than", "90d", "--dry-run")
+    assert (status, err) == (0, "")
+    assert out.startswith("2 turns and 0 facts from before 20")
+    monkeypatch.setattr("click.confirm", lambda *_, **__: False)
+    status, out, err = command("expire", "--older-than", "90d")
+    assert (status, out) == (1, "")
+    assert "nothing was forgotten" in err
+    assert command("expire", "--older-than", "90d", "--user", "nobody", "--yes")[1].startswith("forgot nothing")
+    status, out, _ = command("expire", "--older-than", "8w", "--user", "c42", "--yes")
+    assert status == 0
+    assert out.startswith("forgot 2 turns")
+    assert "nothing left" in out
+    assert not any(b"Varga" in file.read_bytes() for file in store.parent.glob("memstream.db*") if file.is_file())
+    status, out, _ = command("expire", "--older-than", "36h", "--pinned", "--yes", "--json")
+    assert json.loads(out)["removed"]["pins"] == 1
+    assert command("verify")[1].startswith("0 problems in 2 conversations, 2 turns, 0 facts")
+    for wrong in ("90", "d", "1m", "-1d"):
+        assert command("expire", "--older-than", wrong, "--yes")[0] == 2
