@@ -25,6 +25,7 @@ _SCHEMA = "memstream"
 _BUSY_TIMEOUT_S = 15
 _CONNECT_TIMEOUT_S = 10
 _POLL_S = 0.05
+_UNREADABLE = "the store's URL cannot be read; it must be postgresql://USER:PASSWORD@HOST/DATABASE"
 _WRITER = 0  # the advisory lock of whoever writes; a conversation's is its id
 
 _BEGIN_WRITE = (
@@ -95,7 +96,7 @@ class Postgres:
         try:
             self._url = make_url(name).set(drivername="postgresql+psycopg")
         except ArgumentError as error:
-            raise ConfigError("the store's URL cannot be read; it must be postgresql://USER@HOST/DATABASE") from error
+            raise ConfigError(_UNREADABLE) from error
         self._lock_connection: Any = None
         self._locking = threading.Lock()
         self._prepare(create)
@@ -109,7 +110,10 @@ class Postgres:
         import psycopg
 
         url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
-        return psycopg.connect(url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S)
+        try:
+            return psycopg.connect(url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S)
+        except psycopg.ProgrammingError as error:
+            raise ConfigError(f"{_UNREADABLE} ({_first_line(error)})") from error
 
     def _prepare(self, create: bool) -> None:
         """Makes sure that the schema and pgvector are there."""
@@ -183,7 +187,10 @@ class Postgres:
 
     def _try_lock(self, conversation_id: int) -> bool:
         with self._locking, self.explain():
-            if self._lock_connection is None or self._lock_connection.broken or self._lock_connection.closed:
+            if self._lock_connection is not None and self._lock_connection.closed:  # it broke
+                self._lock_connection.close()
+                self._lock_connection = None
+            if self._lock_connection is None:
                 self._lock_connection = self._connect()
             keys = (APPLICATION_ID, conversation_id)
             return bool(self._lock_connection.execute("SELECT pg_try_advisory_lock(%s, %s)", keys).fetchone()[0])

@@ -1,4 +1,4 @@
-"""``memstream memory export|import|backup|restore|expire|migrate|reindex``: what an operator does with a whole store."""
+"""``memstream memory export|import|backup|restore|expire|migrate|reindex``: what is done with a whole store."""
 
 from __future__ import annotations
 

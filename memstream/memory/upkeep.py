@@ -1,4 +1,4 @@
-"""What an operator does with a whole store: check, repair, expire, reindex, export, import, back up. Part of ``Memory``."""
+"""What an operator does with a whole store: check, repair, expire, reindex, export, back up. A part of ``Memory``."""
 
 from __future__ import annotations
 
