@@ -99,12 +99,20 @@ def paths(connection: Connection, owner_id: int) -> dict[int, str]:
     return dict(connection.execute(statement).all())
 
 
-def checksums(connection: Connection, owner_id: int, path: str) -> dict[str, tuple[int, str]]:
-    """Id and checksum of each of an owner's documents of one file, by name."""
-    statement = select(db.Document.name, db.Document.id, db.Document.checksum).where(
+def checksums(connection: Connection, owner_id: int, path: str, names: Collection[str]) -> dict[str, str]:
+    """The checksums of an owner's documents of one file that have one of the names, by name."""
+    statement = select(db.Document.name, db.Document.checksum).where(
+        db.Document.owner_id == owner_id, db.Document.path == path, db.Document.name.in_(names)
+    )
+    return dict(connection.execute(statement).all())
+
+
+def names(connection: Connection, owner_id: int, path: str) -> dict[str, int]:
+    """The ids of an owner's documents of one file, by name."""
+    statement = select(db.Document.name, db.Document.id).where(
         db.Document.owner_id == owner_id, db.Document.path == path
     )
-    return {row.name: (row.id, row.checksum) for row in connection.execute(statement)}
+    return dict(connection.execute(statement).all())
 
 
 def _documents() -> Select[int]:

@@ -78,21 +78,22 @@ class Adding:
 
     def _add_file(self, path: str, documents: Iterator[Document]) -> None:
         """Adds a file's documents, and removes those that it held before and holds no more."""
-        names: set[str] = set()
+        seen: set[str] = set()
         while part := list(islice(documents, _AT_ONCE)):
-            names.update(document.name for document in part)
+            seen.update(document.name for document in part)
             self._put(path, part)
-        self._remove([number for name, (number, _) in self._known(path).items() if name not in names])
-
-    def _known(self, path: str) -> dict[str, tuple[int, str]]:
         with self._store.read() as connection:
             owner_id = rows.find_owner(connection, self._scope)
-            return {} if owner_id is None else table.checksums(connection, owner_id, path)
+            known = {} if owner_id is None else table.names(connection, owner_id, path)
+        self._remove([number for name, number in known.items() if name not in seen])
 
     def _put(self, path: str, documents: list[Document]) -> None:
         """Writes those of the documents that are new or changed, in one transaction."""
-        known = self._known(path)
-        fresh = [item for item in documents if known.get(item.name, (0, ""))[1] != item.checksum]
+        with self._store.read() as connection:
+            owner_id = rows.find_owner(connection, self._scope)
+            names = [item.name for item in documents]
+            known = {} if owner_id is None else table.checksums(connection, owner_id, path, names)
+        fresh = [item for item in documents if known.get(item.name) != item.checksum]
         self._n_unchanged += len(documents) - len(fresh)
         made = [(item, *cut(item.text, markdown=item.markdown)) for item in fresh]
         if made:

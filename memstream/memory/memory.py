@@ -27,7 +27,6 @@ from memstream.stores import documents as stored_documents
 from memstream.stores import rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import Scope, storable_text
-from memstream.stores.documents import StoredDocument, StoredPassage
 from memstream.stores.rows import ConversationInfo
 from memstream.stores.sql import SqlStore
 
@@ -252,15 +251,7 @@ class Memory(Upkeep):
         """
         with self.store.read() as connection:
             _, memory = forgetting.find(connection, scope, memory_id, reading=True)
-            if isinstance(memory, StoredDocument):
-                return present.whole(connection, memory)
-            if isinstance(memory, rows.Turn):
-                hit = unscored(turn=memory)
-            elif isinstance(memory, StoredPassage):
-                hit = unscored(passage=memory)
-            else:
-                hit = unscored(fact=(memory.id, memory.text))
-            return recalled(connection, [hit])[0]
+            return present.whole(connection, memory)
 
     def remember(self, scope: Scope, text: str) -> str:
         """Stores a fact and pins it: it is recalled every time. Returns its id, such as ``fact:3``.

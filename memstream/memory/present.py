@@ -86,10 +86,18 @@ def _passage(passage: StoredPassage, why: Why) -> Recalled:
     )
 
 
-def whole(connection: Connection, document: StoredDocument) -> Recalled:
-    """A document in full: its passages, one after the other."""
-    texts = [passage.text for passage in documents.passages(connection, document_id=document.id)]
-    return dataclasses.replace(listed(document), text="\n\n".join(texts))
+def whole(connection: Connection, memory: rows.Turn | db.Fact | StoredPassage | StoredDocument) -> Recalled:
+    """A memory in full; of a document its passages, one after the other."""
+    if isinstance(memory, StoredDocument):
+        texts = [passage.text for passage in documents.passages(connection, document_id=memory.id)]
+        return dataclasses.replace(listed(memory), text="\n\n".join(texts))
+    if isinstance(memory, rows.Turn):
+        hit = unscored(turn=memory)
+    elif isinstance(memory, StoredPassage):
+        hit = unscored(passage=memory)
+    else:
+        hit = unscored(fact=(memory.id, memory.text))
+    return recalled(connection, [hit])[0]
 
 
 def listed(document: StoredDocument) -> Recalled:
