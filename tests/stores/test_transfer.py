@@ -506,3 +506,32 @@ def test_five_times_as_many_turns_take_no_more_memory(tmp_path: Path) -> None:
             tracemalloc.stop()
         memory.close()
     assert peaks[1] < 1.25 * peaks[0]
+
+
+def test_export_beside_a_writing_process(tmp_path: Path, make_memory: MakeMemory) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "tests.stores.writer", str(tmp_path / "a.db"), "6", "exact"],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert writer.stdout is not None
+    files = []
+    try:
+        assert writer.stdout.readline() == b"ready\n"
+        reader = make_memory(tmp_path / "a.db", embedder=None, enabled=False)
+        for _ in range(3):
+            for _ in range(40):
+                assert writer.stdout.readline()
+            files.append(exported(reader, vectors=True))
+        assert writer.poll() is None
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+    assert len(files[0]) < len(files[1]) < len(files[2])
+    for file in files:
+        copy = make_memory()
+        load(copy, file)
+        assert copy.verify().problems == ()
+        assert turns_of(exported(copy)) == [{k: v for k, v in t.items() if k != "vector"} for t in turns_of(file)]

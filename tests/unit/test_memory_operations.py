@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import stat
 import sys
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from memstream.cli import run
+from memstream.cli.memory import command as command_group
 from memstream.config import RecallConfig
 from memstream.memory import Memory, Scope, SqlStore
 from tests.stores.tiny import TinyEmbedder, say
 
+DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -157,3 +160,14 @@ def test_expire(store: Path, command: Command, monkeypatch: pytest.MonkeyPatch) 
     assert command("verify")[1].startswith("0 problems in 2 conversations, 2 turns, 0 facts")
     for wrong in ("90", "d", "1m", "-1d"):
         assert command("expire", "--older-than", wrong, "--yes")[0] == 2
+
+
+def test_the_commands_of_the_docs_are_commands() -> None:
+    lines = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("memstream memory ")]
+    seen = set()
+    for line in lines:
+        name, *arguments = shlex.split(line.partition(" | ")[0], comments=True)[2:]
+        found = command_group.commands[name]
+        found.make_context(name, arguments).close()
+        seen.add(name)
+    assert seen == {"export", "import", "backup", "restore", "verify", "expire"}
