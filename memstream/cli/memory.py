@@ -6,8 +6,8 @@ import json
 
 import click
 
-from memstream.cli import operations
-from memstream.cli.stores import JSON, STORE, opened, options
+from memstream.cli import _operations
+from memstream.cli._stores import JSON, STORE, opened, options
 from memstream.errors import InputError
 from memstream.memory import Memory, Scope
 from memstream.report import Recalled, as_json, shown
@@ -20,7 +20,7 @@ def command() -> None:
     """Look into the store: list, search, show, forget, verify; export, import, back up, expire."""
 
 
-for operation in operations.COMMANDS:
+for operation in _operations.COMMANDS:
     command.add_command(operation)
 
 
