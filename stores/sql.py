@@ -35,6 +35,9 @@ class Database(Protocol):
     def explain(self) -> AbstractContextManager[None]:
         """Turns the database's errors into a StoreError that says what to do."""
 
+    def checkpoint(self) -> bool:
+        """Takes what was written out of the log into the database; False where another process kept it busy."""
+
     def owe_wipe(self, connection: Connection) -> bool:
         """Notes that something was deleted, which ``wipe`` will clear away; True where that was noted before."""
 
@@ -100,7 +103,7 @@ class SqlStore:
             if not current:  # so a store on a read-only disk can still be read
                 with store.write() as connection:
                     migrations.migrate(connection)
-                database.wipe()
+                database.checkpoint()
         except BaseException:
             database.close()
             raise

@@ -176,6 +176,11 @@ class Sqlite:
                     raise kind(f"{self}: {meaning}") from error
             raise StoreError(f"{self}: {cause}") from error
 
+    def checkpoint(self) -> bool:
+        """Gives free pages back and empties the WAL; False where another process kept it busy."""
+        with self.explain(), self.engine.connect() as connection:
+            return _checkpoint(connection)
+
     def owe_wipe(self, connection: Connection) -> bool:
         """Counts in the file's header what was deleted and not wiped yet; True where something was before."""
         n = _n_owed(connection)

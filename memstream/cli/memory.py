@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import click
 
-from memstream.cli import operations
-from memstream.cli.stores import JSON, STORE, opened, options
+from memstream.cli import _operations
+from memstream.cli._stores import JSON, STORE, opened, options
 from memstream.errors import InputError
 from memstream.memory import Memory, Scope
 from memstream.memory.documents import Told
@@ -25,7 +25,7 @@ def command() -> None:
     """Look into the store and keep it in order."""
 
 
-for operation in operations.COMMANDS:
+for operation in _operations.COMMANDS:
     command.add_command(operation)
 
 

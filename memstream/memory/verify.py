@@ -68,7 +68,6 @@ def verify(store: SqlStore, index: SearchIndex) -> VerifyReport:
         pending = vectors.n_pending(connection)
     problems = [problem.what for problem in found]
     problems += [f"snapshot file {path.name} belongs to no conversation" for path in _orphans(store)[:_MOST]]
-    problems += _index_file(store)
     if not problems:
         problems += index.problems()
     return VerifyReport(problems=tuple(problems), pending=pending, counts=counts)
@@ -78,14 +77,14 @@ def repair(store: SqlStore, index: SearchIndex) -> RepairReport:
     """Mends what can be made from the turns: full-text rows, windows, keys of facts, vectors, events, index, leftovers.
 
     What is removed of vectors is made again in the background. A store in which nothing is wrong is not written to.
+    A damaged index file is no problem to ``verify``, since whoever reads it builds it anew; here it is replaced.
     """
-    before = verify(store, index)
-    if not before.problems:
+    damaged, before = _index_file(store), verify(store, index)
+    if not before.problems and not damaged:
         return RepairReport(done=(), after=before)
     with store.write() as connection:
         done = _mend(connection)
     done += [f"snapshot file {path.name} belongs to no conversation: removed it" for path in _remove(store)]
-    damaged = _index_file(store)
     if damaged or done or index.problems():
         index.rebuild()
         index.checkpoint()

@@ -79,10 +79,12 @@ def test_there_and_back_again(tmp_path: Path, new_database: Callable[[], str], m
     first = make_memory(tmp_path / "a.db")
     fill(first)
     url, back = new_database(), tmp_path / "b.db"
-    for source, target in ((first.store, SqlStore.open(url)), (SqlStore.open(url), SqlStore.open(back))):
+    for source_url, target_url in ((tmp_path / "a.db", url), (url, back)):
+        source, target = SqlStore.open(source_url), SqlStore.open(target_url)
         copied = move.move(source, target)
         assert copied["turns"] == 11
         assert copied["lines"] == 2
+        source.close()
         target.close()
     moved, returned = make_memory(url, index="pgvector"), make_memory(back)
     assert contents(first) == contents(moved) == contents(returned)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import click
 
-from memstream.cli.stores import JSON, STORE, opened, place
+from memstream.cli._stores import JSON, STORE, opened, place
 from memstream.config import RecallConfig
 from memstream.errors import InputError, StoreError
 from memstream.memory import Memory, Part, SentenceTransformerEmbedder, SqlStore
