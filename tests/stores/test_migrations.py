@@ -78,11 +78,16 @@ def test_chunks_are_rebuilt_for_documents_with_all_that_points_to_them(
         with store.write() as connection:
             for statement in (OLD_ROWS + ";\n" + BEFORE_DOCUMENTS).split(";\n"):
                 connection.exec_driver_sql(statement)
-            space = vectors.ensure_space(connection, embedder.name, embedder.fingerprint, embedder.dimension)
+            connection.exec_driver_sql(
+                "INSERT INTO spaces (id, name, fingerprint, dimension, normalised) VALUES (1, ?, ?, ?, 1)",
+                (embedder.name, embedder.fingerprint, embedder.dimension),
+            )
             texts = ["amber basil\nnoted", "amber basil", "likes cedar"]
             for chunk_id, vector in zip((1, 20, 21), embedder.embed(texts), strict=True):
-                made = {"chunk_id": chunk_id, "space_id": space.id, "vector": vectors.pack(vector)}
-                connection.execute(insert(schema.Embedding).values(**made))
+                connection.exec_driver_sql(
+                    "INSERT INTO embeddings (chunk_id, space_id, vector) VALUES (?, 1, ?)",
+                    (chunk_id, vectors.pack(vector)),
+                )
                 connection.execute(insert(schema.Event).values(action="add", chunk_id=chunk_id))
         store.close()
     memory = make_memory(path, embedder=embedder)
