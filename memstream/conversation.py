@@ -112,6 +112,7 @@ class Conversation:
                 self.window = deque(exchange for exchange in exchanges(turns) if exchange.key in keys)
             else:
                 self._rebuild()
+            self.handle.window_begins(self.window[0].key if self.window else self.handle.next_sequence())
         except BaseException:
             self.drop()
             raise
@@ -268,7 +269,7 @@ class Conversation:
             How many tokens of the turn and of the notes were computed.
         """
         # A small model uses best what it read last, and what it read twice (docs/log.md).
-        found = sorted((note for note in notes if not note.why.pinned), key=lambda note: note.why.score)
+        found = sorted((note for note in notes if not note.why.pinned), key=lambda note: note.why.order)
         best = [note_line(note.text) for note in found[-1:]]
         pinned = [note_line(note.text) for note in notes if note.why.pinned]
         lines = [*(note_line(note.text) for note in found[:-1]), *pinned, *best]

@@ -16,6 +16,7 @@ class Hit:
         evidence: how far it is above the gate (0 and more lets it in), or below.
         near: says something of what was asked for itself; "Thanks, noted." in a window that passes does not.
         boosts: what else spoke for it.
+        rerank: the reranker's score, where one has read it.
     """
 
     turn: Turn | None
@@ -29,6 +30,7 @@ class Hit:
     boosts: tuple[str, ...] = ()
     dense_rank: int | None = None
     lexical_rank: int | None = None
+    rerank: float | None = None
 
 
 def through_the_gate(hits: Sequence[Hit]) -> list[Hit]:

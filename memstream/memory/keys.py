@@ -78,6 +78,43 @@ def remove_keys(
     return removed, lost_summaries
 
 
+def is_held_whole(connection: Connection, turns: Sequence[Turn]) -> bool:
+    """True where each of a conversation's turns is in a window uncut: a summary of them would say nothing new."""
+    windows = _keys(connection, "window", turns[0].conversation_id, turns[0].sequence, turns[-1].sequence)
+    return all(
+        any(first <= turn.sequence <= last and turn.text.strip() in text for first, last, text in windows)
+        for turn in turns
+    )
+
+
+def is_summarised(connection: Connection, turns: Sequence[Turn]) -> bool:
+    """True where there is a summary of a conversation's turns, from the first to the last."""
+    begin, end = turns[0].sequence, turns[-1].sequence
+    summaries = _keys(connection, "summary", turns[0].conversation_id, begin, end)
+    return any(first <= begin and end <= last for first, last, _ in summaries)
+
+
+def _keys(connection: Connection, kind: str, conversation_id: int, first: int, last: int) -> list[tuple[int, int, str]]:
+    """Keys of a kind that reach into sequences ``first`` to ``last``."""
+    statement = select(db.Chunk.first_sequence, db.Chunk.last_sequence, db.Chunk.text).where(
+        db.Chunk.conversation_id == conversation_id,
+        db.Chunk.kind == kind,
+        db.Chunk.last_sequence >= first,
+        db.Chunk.first_sequence <= last,
+    )
+    return [(first or 0, last or 0, text) for first, last, text in connection.execute(statement)]
+
+
+def left_exchanges(connection: Connection, conversation_id: int, before: int, limit: int) -> list[tuple[int, ...]]:
+    """The exchanges among the last ``limit`` finished live turns before a sequence, oldest first, as ids of turns."""
+    found: list[list[int]] = []
+    for turn in rows.turns_before(connection, conversation_id, before, limit):
+        if turn.role == "user" or not found:
+            found.append([])
+        found[-1].append(turn.id)
+    return [tuple(ids) for ids in found]
+
+
 def add_summary(connection: Connection, conversation_id: int, turns: Sequence[Turn], text: str) -> None:
     """Stores a summary as one more key to its turns (in order)."""
     chunk = insert(db.Chunk).values(

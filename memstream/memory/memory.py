@@ -12,15 +12,18 @@ from memstream.errors import ConfigError, InputError
 from memstream.memory import forgetting, gate, keys
 from memstream.memory.embedder import Embedder
 from memstream.memory.handle import ConversationHandle
-from memstream.memory.hits import Ranked, through_the_gate
+from memstream.memory.hits import Hit, Ranked, through_the_gate
 from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import LiveIndex
 from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
+from memstream.memory.reranker import Reranker, rerank
 from memstream.memory.retriever import Retriever
+from memstream.memory.summaries import Summaries
+from memstream.memory.summarizer import Summarizer
 from memstream.memory.verify import VerifyReport, verify
 from memstream.memory.view import view_of
-from memstream.report import ForgetReceipt, Recalled
+from memstream.report import ForgetReceipt, Recalled, SummaryCounts
 from memstream.stores import fulltext, rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import Scope, storable_text
@@ -44,22 +47,35 @@ class Memory:
         embedder: None searches words only.
         recall: how much is recalled, and the gate.
         index: ``auto``, ``exact``, ``faiss``, or ``faiss:`` and FAISS's own description; see ``LiveIndex``.
+        summarizer: summarises exchanges that left a window, in a thread of its own; None takes whole sentences of them.
+        reranker: puts the best hits into a better order; None leaves them as they are.
+        summaries_believed: False rejects a summary that names a number or a name that its turns do not.
 
     Raises:
         DimensionMismatchError: the store's vectors were made by another embedder.
     """
 
     def __init__(
-        self, store: SqlStore, embedder: Embedder | None, recall: RecallConfig, *, index: str = "auto"
+        self,
+        store: SqlStore,
+        embedder: Embedder | None,
+        recall: RecallConfig,
+        *,
+        index: str = "auto",
+        summarizer: Summarizer | None = None,
+        summaries_believed: bool = True,
+        reranker: Reranker | None = None,
     ) -> None:
         self.store = store
         self._embedder = embedder
         self.config = recall
         self._index = LiveIndex(store, index, lazy=not recall.enabled)
         self._retriever = Retriever(store, self._index, embedder)
+        self._reranker = reranker
         self._gate: float | None = recall.gate
         self._closed = False
         self._indexer = Indexer(store, self._index, embedder)
+        self._summaries = Summaries(store, summarizer, believed=summaries_believed, stored=self._indexer.wake)
         if embedder is not None:
             self._check_space(embedder)
             self._indexer.wake()
@@ -107,7 +123,8 @@ class Memory:
             scope,
             release=release,
             indexed=self._indexer.wake,
-            summarise=self._indexer.summarise,
+            summarise=self._summaries.add,
+            catch_up=self._summaries.catch_up,
         )
 
     def list_conversations(self, scope: Scope) -> list[ConversationInfo]:
@@ -188,7 +205,7 @@ class Memory:
         if not self.config.enabled:
             return Recall()
         ranked = self._rank(scope, query_turns[-self.config.query_turns :], window_from)
-        passed = through_the_gate(ranked.hits)
+        passed = self._reranked(query_turns, through_the_gate(ranked.hits))
         with self.store.read() as connection:
             view = view_of(connection, scope, window_from)
             pinned = [] if view is None else pinned_facts(connection, view)
@@ -209,9 +226,19 @@ class Memory:
 
     def search(self, scope: Scope, query: str, *, limit: int = 10) -> list[Recalled]:
         """The best memories of a scope for a query, best first, each with why; any shared word is a match."""
-        hits = self._rank(scope, [query], None).hits
+        found = self._reranked([query], self._matches(scope, query))
         with self.store.read() as connection:
-            return recalled(connection, [hit for hit in hits if hit.terms or (hit.near and hit.evidence >= 0)][:limit])
+            return recalled(connection, found[:limit])
+
+    def _matches(self, scope: Scope, query: str) -> list[Hit]:
+        hits = self._rank(scope, [query], None).hits
+        return [hit for hit in hits if hit.terms or (hit.near and hit.evidence >= 0)]
+
+    def _reranked(self, query_turns: Sequence[str], hits: list[Hit]) -> list[Hit]:
+        """Hits in the order in which they are to be taken."""
+        if self._reranker is None or not hits:
+            return hits
+        return rerank(self._reranker, query_turns[-1], hits, self.config.rerank_hits)
 
     def _rank(self, scope: Scope, query_turns: Sequence[str], window_from: int | None) -> Ranked:
         return self._retriever.rank(
@@ -279,10 +306,11 @@ class Memory:
         done = forgetting.forget(self.store, scope, memory_id)
         wiped = self._purge()
         for conversation_id, sources in done.summaries:
-            self._indexer.summarise(conversation_id, sources)
+            self._summaries.add(conversation_id, sources)
         self._indexer.wake()
-        found = {hit.id for hit in self.search(scope, done.text, limit=1000)}
+        matches = self._matches(scope, done.text)
         with self.store.read() as connection:
+            found = {hit.id for hit in recalled(connection, matches)}
             left = connection.scalars(select(db.Chunk.id).where(db.Chunk.id.in_(done.chunk_ids))).all()
         verified = wiped and memory_id not in found and not left and not self._index.holds(done.chunk_ids)
         return ForgetReceipt(
@@ -331,16 +359,29 @@ class Memory:
         Raises:
             MemstreamError: what went wrong in the background since the last flush.
         """
-        self._indexer.flush()
+        try:
+            self._summaries.flush()
+        finally:
+            self._indexer.flush()
+
+    @property
+    def summaries(self) -> SummaryCounts:
+        """How many summaries were made so far, and by whom."""
+        return self._summaries.counts
 
     def close(self) -> None:
-        """Finishes the background work, saves the index and closes the store; closing twice is harmless."""
+        """Finishes the background work, saves the index and closes the store; closing twice is harmless.
+
+        A chosen summariser is not asked any more: what waits for it gets the extractive summary.
+        """
         if self._closed:
             return
         self._closed = True
+        self._summaries.hurry()
         try:
             self.flush()
             self._index.checkpoint()
         finally:
+            self._summaries.shutdown()
             self._indexer.shutdown()
             self.store.close()
