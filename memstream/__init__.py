@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from memstream.replay import Replay
-    from memstream.report import Evicted, ForgetReceipt, Recalled, Reply, Timings, Usage, Why
+    from memstream.report import Citation, Evicted, ForgetReceipt, Recalled, Reply, Timings, Usage, Why
     from memstream.session import Session
 
 __version__ = "0.1.0"
@@ -58,7 +58,7 @@ _HOMES = {
         "UnsupportedModelError",
     ),
     "memstream.replay": ("Replay",),
-    "memstream.report": ("Evicted", "ForgetReceipt", "Recalled", "Reply", "Timings", "Usage", "Why"),
+    "memstream.report": ("Citation", "Evicted", "ForgetReceipt", "Recalled", "Reply", "Timings", "Usage", "Why"),
     "memstream.session": ("Session",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -68,6 +68,7 @@ __all__ = [
     "BusyError",
     "CacheConfig",
     "CapacityError",
+    "Citation",
     "ConfigError",
     "ConversationBusyError",
     "DimensionMismatchError",

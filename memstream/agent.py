@@ -10,18 +10,30 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, Self, get_args
 
-from memstream.config import CacheConfig, GenerationConfig, RecallConfig, SummarizerChoice, default_store, read_toml
-from memstream.conversation import Conversation
+from memstream.config import (
+    CacheConfig,
+    GenerationConfig,
+    RecallConfig,
+    SummarizerChoice,
+    default_store,
+    read_toml,
+    retention_of,
+)  # fmt: skip
+from memstream.conversation import Conversation, checked
 from memstream.engine import Engine, TurnQueue
-from memstream.errors import ConfigError, InputError
+from memstream.errors import ConfigError
 from memstream.memory import (
     ConversationInfo,
     CrossEncoderReranker,
+    Document,
     Embedder,
+    Hourly,
     Memory,
+    Part,
     Reranker,
     Scope,
     SentenceTransformerEmbedder,
@@ -30,7 +42,7 @@ from memstream.memory import (
 )
 from memstream.model_summarizer import ModelSummarizer
 from memstream.models import DEFAULT_MODEL, fingerprint_of, load_model
-from memstream.report import Added, Clock, ForgetReceipt, Recalled, Reply, Usage
+from memstream.report import Added, AddedDocuments, Clock, ForgetReceipt, Recalled, Reply, Usage
 from memstream.residents import Residents
 from memstream.session import Call, Session
 from memstream.streaming.model import StreamingModel
@@ -61,6 +73,7 @@ class Agent:
             from turns, in order, to a text.
         reranker: reads the best hits again and puts them in order: a ``Reranker``, or the folder or hub id of a
             sentence-transformers cross-encoder; None: none does.
+        retention_days: turns (and facts not pinned) of this namespace that are older are forgotten, now and every hour.
         chat_template: a Jinja template, for a base model.
         logits_processors: transformers logits processors; they see the window and the reply so far.
         device: such as ``cpu`` or ``cuda``.
@@ -89,6 +102,7 @@ class Agent:
         embedder: Embedder | None = None,
         summarizer: SummarizerChoice | Summarizer = "extractive",
         reranker: Reranker | str | os.PathLike[str] | None = None,
+        retention_days: float | None = None,
         chat_template: str | None = None,
         logits_processors: Sequence[Any] = (),
         device: str = "auto",
@@ -98,6 +112,7 @@ class Agent:
     ) -> None:
         self.namespace = namespace
         self.system = system
+        self.retention = retention_of(retention_days)
         self.cache = cache or CacheConfig()
         self.generation = generation or GenerationConfig()
         self._processors = logits_processors
@@ -118,20 +133,31 @@ class Agent:
         self._engine.pinned(len(opening.tokens) if opening.pinned else 0)
         queue = TurnQueue()
         self._summarizer = ModelSummarizer(self._engine, self._template, queue) if summarizer == "model" else None
-        self.memory = Memory(
-            SqlStore.open(default_store() if store is None else store),
-            embedder or SentenceTransformerEmbedder(),
-            recall or RecallConfig(),
-            summarizer=self._summarizer or (summarizer if callable(summarizer) else None),
-            summaries_believed=self._summarizer is None,
-            reranker=CrossEncoderReranker(reranker) if isinstance(reranker, (str, os.PathLike)) else reranker,
-        )
-        if self.memory.config.enabled:
-            self.memory.warm_up()
+        embedder = embedder or SentenceTransformerEmbedder()
+        if isinstance(reranker, (str, os.PathLike)):
+            reranker = CrossEncoderReranker(reranker)
+        opened = SqlStore.open(default_store() if store is None else store)
+        try:
+            self.memory = Memory(
+                opened,
+                embedder,
+                recall or RecallConfig(),
+                summarizer=self._summarizer or (summarizer if callable(summarizer) else None),
+                summaries_believed=self._summarizer is None,
+                reranker=reranker,
+            )
+        except BaseException:
+            opened.close()
+            raise
         self._residents = Residents(self._engine, self._template, self.memory, queue, system=system)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
         self._keeping = threading.Lock()
+        self._hourly: Hourly | None = None
+        if self.retention is not None:
+            self._hourly = Hourly(self._expire)  # also now, before anything is recalled
+        if self.memory.config.enabled:
+            self.memory.warm_up()
         atexit.register(_close_at_exit, weakref.ref(self))
 
     @classmethod
@@ -148,17 +174,9 @@ class Agent:
             "generation": GenerationConfig,
         }
         plain = (
-            "model",
-            "system",
-            "store",
-            "namespace",
-            "summarizer",
-            "reranker",
-            "chat_template",
-            "device",
-            "dtype",
-            "revision",
-        )
+            "model", "system", "store", "namespace", "summarizer", "reranker", "retention_days", "chat_template",
+            "device", "dtype", "revision",
+        )  # fmt: skip
         unknown = sorted(set(values) - set(tables) - set(plain))
         if unknown:
             raise ConfigError(f"unknown key {unknown[0]!r} in {os.fspath(path)}; known keys: {', '.join(plain)}")
@@ -202,7 +220,7 @@ class Agent:
 
     def run(self, conversation: Conversation, text: str, config: GenerationConfig, call: Call) -> Iterator[str]:
         """Queues for the row, then lives one turn; ``call.reply`` has the report afterwards."""
-        text, clock = _checked(text), Clock()
+        text, clock = checked(text), Clock()
         if not self._residents.queue.enter(call.cancelled.is_set):
             call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
             return
@@ -288,7 +306,7 @@ class Agent:
 
     def take_in(self, conversation: Conversation, user: str, assistant: str) -> Added:
         """Stores and prefills an exchange that happened elsewhere; nothing is recalled or generated."""
-        user, assistant = _checked(user), _checked(assistant)
+        user, assistant = checked(user), checked(assistant)
         with self._residents.queue:
             self._residents.make_resident(conversation)
             tokens, handle = conversation.exchange_tokens(user, assistant), conversation.handle
@@ -308,18 +326,42 @@ class Agent:
         """Conversations of a user, oldest first."""
         return self.memory.list_conversations(Scope(self.namespace, user))
 
-    def forget(self, id: str, *, session: str = DEFAULT_CONVERSATION, user: str | None = None) -> ForgetReceipt:
+    def add_documents(
+        self,
+        documents: str | os.PathLike[str] | Document | Iterable[str | os.PathLike[str] | Document],
+        *,
+        user: str | None = None,
+        sync: bool = False,
+    ) -> AddedDocuments:
+        """Adds documents to what all conversations of this namespace may recall; see ``Memory.add_documents``.
+
+        Args:
+            documents: files, folders or texts.
+            user: only whose conversations recall them; None: everybody's.
+            sync: also removes the documents of files that are gone from the folders given.
+
+        Raises:
+            InputError: a file is missing, unreadable or not a text; those before it are stored.
+        """
+        scope = Scope(self.namespace, knowledge=True) if user is None else Scope(self.namespace, user)
+        return self.memory.add_documents(scope, documents, sync=sync)
+
+    def forget(
+        self, id: str, *, session: str = DEFAULT_CONVERSATION, user: str | None = None, knowledge: bool = False
+    ) -> ForgetReceipt:
         """Forgets a memory everywhere: store, index, summaries, snapshots, and every open cache that may have seen it.
 
         Args:
-            id: such as ``turn:17`` or ``fact:3``.
+            id: such as ``turn:17``, ``fact:3`` or ``document:2``.
             session: the conversation it was said in, where there is no user.
             user: whose memory it is.
+            knowledge: a document of the namespace's shared knowledge instead.
 
         Raises:
             InputError: no such memory in this scope.
         """
-        return self.forget_in(Scope(self.namespace, user, session), id)
+        scope = Scope(self.namespace, knowledge=True) if knowledge else Scope(self.namespace, user, session)
+        return self.forget_in(scope, id)
 
     def forget_in(self, scope: Scope, id: str) -> ForgetReceipt:
         """``forget`` in the scope of an open conversation."""
@@ -332,6 +374,12 @@ class Agent:
                 for conversation in seen:
                     conversation.drop()
         return dataclasses.replace(receipt, caches=caches)
+
+    def _expire(self) -> None:
+        """Forgets what is too old, and frees the rows that have seen it."""
+        assert self.retention is not None
+        self.memory.expire(datetime.now(UTC) - self.retention, Part(namespace=self.namespace))
+        self._residents.check_forgotten(lambda: self._hourly is not None and self._hourly.stopped.is_set())
 
     # Which conversations are open, and which one has the row
 
@@ -366,6 +414,8 @@ class Agent:
         """Saves every open conversation, and waits until everything is embedded and indexed. Twice is harmless."""
         for session in list(self._sessions):
             session.end_calls()
+        if self._hourly is not None:
+            self._hourly.stop()
         if self._residents.close():
             if self._summarizer is not None:
                 self._summarizer.stop()
@@ -376,19 +426,6 @@ class Agent:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _checked(text: str) -> str:
-    """The text as it is stored and as the model sees it: NUL, which no store holds, becomes U+FFFD.
-
-    Raises:
-        InputError: not a text, or an empty one.
-    """
-    if not isinstance(text, str):
-        raise InputError(f"a turn must be a str, not {type(text).__name__}")
-    if not text.strip():
-        raise InputError("the text is empty; say something")
-    return text.replace("\0", "\ufffd")
 
 
 def _close_at_exit(reference: weakref.ref[Agent]) -> None:

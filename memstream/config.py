@@ -7,6 +7,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args
 
@@ -72,6 +73,19 @@ def _check_choice(owner: object, field: str, choice: Any) -> None:
     value = getattr(owner, field)
     if value not in get_args(choice):
         raise ConfigError(f"{type(owner).__name__}.{field} is {value!r}; allowed: {_listed(choice)}")
+
+
+def retention_of(days: float | None) -> timedelta | None:
+    """How long turns are kept; None where they are kept for ever.
+
+    Raises:
+        ConfigError: it is not a number of days above 0, up to a hundred years.
+    """
+    if days is None:
+        return None
+    if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 < days <= 36_525:
+        raise ConfigError(f"retention_days is {days!r}; it must be a number above 0, up to 36525")
+    return timedelta(days=days)
 
 
 class _Settings:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memstream.config import GenerationConfig
 from memstream.engine import Engine
-from memstream.errors import CapacityError, StoreError
+from memstream.errors import CapacityError, InputError, StoreError
 from memstream.memory import ConversationHandle, Turn
 from memstream.report import Evicted, Recalled
 from memstream.streaming import snapshot
@@ -53,6 +53,19 @@ def exchanges(turns: Iterable[Turn]) -> list[Exchange]:
             found.append(Exchange(turn.sequence))
         found[-1].turns.append(turn)
     return found
+
+
+def checked(text: str) -> str:
+    """The text as it is stored and as the model sees it: NUL, which no store holds, becomes U+FFFD.
+
+    Raises:
+        InputError: not a text, or an empty one.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"a turn must be a str, not {type(text).__name__}")
+    if not text.strip():
+        raise InputError("the text is empty; say something")
+    return text.replace("\0", "\ufffd")
 
 
 def note_line(text: str) -> str:
@@ -138,7 +151,7 @@ class Conversation:
         else:
             name = f"{self._fingerprint}:{self._n_forgotten}"
             snapshot.save(path, *state, fingerprint=name)
-            self.handle.record_snapshot(name, self.handle.next_sequence() - 1)
+            self.handle.record_snapshot(name, self.handle.next_sequence() - 1, self._n_forgotten)
 
     def check_forgotten(self) -> None:
         """Drops the row where something of this user was forgotten since it was loaded, by whatever process."""
@@ -270,9 +283,9 @@ class Conversation:
         """
         # A small model uses best what it read last, and what it read twice (docs/log.md).
         found = sorted((note for note in notes if not note.why.pinned), key=lambda note: note.why.order)
-        best = [note_line(note.text) for note in found[-1:]]
-        pinned = [note_line(note.text) for note in notes if note.why.pinned]
-        lines = [*(note_line(note.text) for note in found[:-1]), *pinned, *best]
+        best = [note_line(note.note) for note in found[-1:]]
+        pinned = [note_line(note.note) for note in notes if note.why.pinned]
+        lines = [*(note_line(note.note) for note in found[:-1]), *pinned, *best]
         for chosen in (lines + best, *(lines[i:] for i in range(len(lines) + 1))):
             tokens = self._frame(chosen) if chosen else []
             if len(tokens) <= self.resident.layout.memory_room:

@@ -38,16 +38,48 @@ class Why:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Citation:
+    """Where a passage of a document is from.
+
+    Attributes:
+        document: id of the document, such as ``document:3``.
+        name: of the document, such as ``handbook.md``, or ``faq.jsonl#a1`` for a record of a file.
+        path: of the file when it was added, absolute; None for a text that was handed in.
+        title: of the document; ``""`` where it has none.
+        heading: the headings it stands under, such as ``Returns > Refunds``.
+        first: its first character in the text of the document, and
+        last: the one after its last, so that ``text[first:last]`` is the passage. The text is that of the file, byte
+            order mark and ends of lines included; of a record, its own.
+        first_line: the line of the file it begins on, counted from 1, and
+        last_line: the one it ends on.
+    """
+
+    document: str
+    name: str
+    path: str | None
+    title: str
+    heading: str
+    first: int
+    last: int
+    first_line: int
+    last_line: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.heading}" if self.heading else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recalled:
     """One memory that was found.
 
     Attributes:
-        id: what ``forget`` takes, such as ``turn:17`` or ``fact:3``.
+        id: what ``forget`` takes, such as ``turn:17``, ``fact:3`` or ``passage:5``.
         role: who said it: ``user``, ``assistant``, ``fact`` or ``document``.
-        text: the raw text, never a summary.
-        time: when it was said (timezone aware, UTC).
+        text: the raw text, never a summary; where it is too long for the notes, whole sentences of it.
+        time: when it was said, or the document was added or changed (timezone aware, UTC).
         conversation: name of the conversation it was said in; None for facts and documents.
         why: scores and ranks.
+        citation: of a passage, where it is from.
     """
 
     id: str
@@ -56,6 +88,12 @@ class Recalled:
     time: datetime
     conversation: str | None
     why: Why
+    citation: Citation | None = None
+
+    @property
+    def note(self) -> str:
+        """The text as the model is shown it: that of a document after its source."""
+        return self.text if self.citation is None else f"From {self.citation}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +225,59 @@ class ForgetReceipt:
     caches: int
     echoes: tuple[str, ...]
     verified: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedDocuments:
+    """What one ``add_documents`` did.
+
+    Attributes:
+        added: ids of new documents.
+        changed: ids of those whose text is another now.
+        removed: ids of those that are no longer there.
+        n_unchanged: documents that were as they are.
+        n_passages_kept: passages of changed documents that are as they were, vectors and all.
+        n_passages_new: passages that are new.
+    """
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    n_unchanged: int = 0
+    n_passages_kept: int = 0
+    n_passages_new: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentInfo:
+    """A document in a list; see ``Citation`` for what tells where it is from."""
+
+    id: str
+    name: str
+    path: str | None
+    title: str
+    n_passages: int
+    added: datetime
+    updated: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireReceipt:
+    """What was older than it may be and is gone.
+
+    Attributes:
+        before: everything said or told before is meant.
+        removed: number of rows removed, by table; of a dry run, the turns and facts that are old.
+        snapshots: number of snapshots deleted.
+        kept: old turns that were left because their exchange is being said.
+        verified: True when looking again found none but those, and the files were wiped; False for a dry run.
+    """
+
+    before: datetime
+    removed: dict[str, int]
+    snapshots: int = 0
+    kept: int = 0
+    verified: bool = False
 
 
 def as_json(report: Any) -> Any:

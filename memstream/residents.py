@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from memstream.conversation import Conversation
 from memstream.engine import Engine, TurnQueue
@@ -95,14 +96,27 @@ class Residents:
             conversation.load()
 
     def sharing_memory(self, scope: Scope) -> list[Conversation]:
-        """Open conversations that may have recalled something of a scope's."""
+        """Open conversations that may have recalled something of a scope's: of shared knowledge, all of a namespace."""
         with self._registry:
             return [
                 conversation
                 for other, conversation in self._open.items()
                 if other == scope
+                or (scope.knowledge and other.namespace == scope.namespace)
                 or ((other.namespace, other.user) == (scope.namespace, scope.user) and scope.user is not None)
             ]
+
+    def check_forgotten(self, cancelled: Callable[[], bool]) -> None:
+        """Frees every row that has seen what was forgotten since; once no turn runs, unless cancelled before."""
+        if not self.queue.enter(cancelled):
+            return
+        try:
+            with self._registry:
+                opened = list(self._open.values())
+            for conversation in opened:
+                conversation.check_forgotten()
+        finally:
+            self.queue.leave()
 
     def close(self) -> bool:
         """Saves and closes everything; returns False where that was done before."""

@@ -28,15 +28,17 @@ def storable_text(text: str) -> str:
 class Scope:
     """Whose memory is read or written: fixed for the life of every handle.
 
-    With a user, recall sees all conversations of (namespace, user); without one, only ``conversation``.
+    With a user, recall sees all conversations of (namespace, user); without one, only ``conversation``. Both see the
+    documents of the namespace's shared knowledge, which is a scope of its own: ``Scope(namespace, knowledge=True)``.
 
     Raises:
-        ConfigError: a part is empty, too long, or holds NUL or a lone surrogate.
+        ConfigError: a part is empty, too long, or holds NUL or a lone surrogate; knowledge of a user or conversation.
     """
 
     namespace: str = "default"
     user: str | None = None
     conversation: str | None = None
+    knowledge: bool = False
 
     def __post_init__(self) -> None:
         for field in ("namespace", "user", "conversation"):
@@ -48,8 +50,17 @@ class Scope:
                     f"Scope.{field} is {value!r}; it must be a text of 1 to {_MAX_NAME} characters "
                     "without NUL or lone surrogates"
                 )
+        if self.knowledge and (self.user is not None or self.conversation is not None):
+            raise ConfigError("Scope.knowledge is shared: it is of the whole namespace, not of a user or conversation")
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Namespace and user key of the owner's row; see ``schema.Owner``."""
+        return ("", self.namespace) if self.knowledge else (self.namespace, self.user or "")
 
     def __str__(self) -> str:
+        if self.knowledge:
+            return f"the shared knowledge of namespace {self.namespace!r}"
         who = f"user {self.user!r}" if self.user is not None else f"conversation {self.conversation!r}"
         return f"{who} in namespace {self.namespace!r}"
 

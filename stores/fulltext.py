@@ -1,18 +1,18 @@
-"""Words of a text, and the FTS5 rows that find them.
+"""Words of a text, and the full-text rows that find them.
 
-Texts are split here, not by SQLite, so that any text can be indexed and searched without a syntax error: words are
-case-folded and freed of accents; Chinese, Japanese, Korean, Thai and the like, which set no spaces, become single
-characters and bigrams. FTS5 then only splits at spaces and stems English words (``porter ascii``). Each row also holds
-scope terms (``o<owner> c<conversation>``), so that a search walks the words of one scope only.
+Texts are split here, not by the database, so that any text can be indexed and searched without a syntax error: words
+are case-folded and freed of accents; Chinese, Japanese, Korean, Thai and the like, which set no spaces, become single
+characters and bigrams. FTS5 (SQLite) or a ``tsvector`` (PostgreSQL) then only splits at spaces and stems English words.
+Each row also holds scope terms (``o<owner> c<conversation>``), so that a search walks the words of one scope only.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -33,6 +33,7 @@ _STOP = """
     your yours called name named remember remind told think want
 """
 STOP_WORDS = frozenset(_STOP.split())
+_TABLES = ("turn_words", "fact_words", "passage_words")
 
 
 def words(value: str) -> list[str]:
@@ -70,19 +71,30 @@ def scope_words(owner_id: int, conversation_id: int | None) -> str:
 
 def add_turn(connection: Connection, turn_id: int, owner_id: int, conversation_id: int, value: str) -> None:
     """Writes the full-text row of a turn."""
-    _add(connection, "turn_words", turn_id, scope_words(owner_id, conversation_id), value)
+    add_turns(connection, owner_id, conversation_id, {turn_id: value})
+
+
+def add_turns(connection: Connection, owner_id: int, conversation_id: int, values: Mapping[int, str]) -> None:
+    """Writes the full-text rows of turns of one conversation: texts by id."""
+    _add(connection, "turn_words", scope_words(owner_id, conversation_id), values)
 
 
 def add_fact(connection: Connection, fact_id: int, owner_id: int, conversation_id: int | None, value: str) -> None:
     """Writes the full-text row of a fact."""
-    _add(connection, "fact_words", fact_id, scope_words(owner_id, conversation_id), value)
+    _add(connection, "fact_words", scope_words(owner_id, conversation_id), {fact_id: value})
 
 
-def _add(connection: Connection, table: str, row_id: int, scope: str, value: str) -> None:
-    connection.execute(
-        text(f"INSERT INTO {table} (rowid, scope, text) VALUES (:id, :scope, :text)"),
-        {"id": row_id, "scope": scope, "text": " ".join(words(value))},
-    )
+def add_passage(connection: Connection, passage_id: int, owner_id: int, value: str) -> None:
+    """Writes the full-text row of a passage: of its headings and its text."""
+    _add(connection, "passage_words", scope_words(owner_id, None), {passage_id: value})
+
+
+def _add(connection: Connection, table: str, scope: str, values: Mapping[int, str]) -> None:
+    if values:
+        connection.execute(
+            text(f"INSERT INTO {table} (rowid, scope, text) VALUES (:id, :scope, :text)"),
+            [{"id": row_id, "scope": scope, "text": " ".join(words(value))} for row_id, value in values.items()],
+        )
 
 
 def drop_turns(connection: Connection, turn_ids: Iterable[int]) -> int:
@@ -95,41 +107,64 @@ def drop_facts(connection: Connection, fact_ids: Iterable[int]) -> int:
     return _drop(connection, "fact_words", fact_ids)
 
 
+def drop_passages(connection: Connection, passage_ids: Iterable[int]) -> int:
+    """Removes the full-text rows of passages; returns how many there were."""
+    return _drop(connection, "passage_words", passage_ids)
+
+
 def _drop(connection: Connection, table: str, ids: Iterable[int]) -> int:
     statement = text(f"DELETE FROM {table} WHERE rowid = :id")
     return sum(connection.execute(statement, {"id": row_id}).rowcount for row_id in ids)
 
 
-def match_expression(scope: str, terms: Sequence[str]) -> str:
-    """An FTS5 expression for rows of ``scope`` that hold any of ``terms`` (as ``words`` made them)."""
-    return f'scope : "{scope}" AND text : (' + " OR ".join(f'"{term}"' for term in terms) + ")"
+def holds(connection: Connection, table: str, scopes: Sequence[str], term: str) -> tuple[str, dict[str, str]]:
+    """A condition on rows of a full-text table, and its values: those of any of the scopes with a word."""
+    if connection.dialect.name == "sqlite":
+        any_scope = " OR ".join(f'"{scope}"' for scope in scopes)
+        return f"{table} MATCH :match", {"match": f'scope : ({any_scope}) AND text : "{term}"'}
+    query = "CAST(:scopes AS tsquery) && plainto_tsquery('pg_catalog.english', :term)"
+    return f"{table}.words @@ ({query})", {"scopes": " | ".join(f"':{scope}'" for scope in scopes), "term": term}
+
+
+def holds_all(connection: Connection, table: str, terms: Sequence[str]) -> TextClause:
+    """A condition on rows of a full-text table without scopes: those with all the terms (as ``words`` made them)."""
+    if connection.dialect.name == "sqlite":
+        return text(f"{table} MATCH :terms").bindparams(terms=" AND ".join(f'"{term}"' for term in terms))
+    return text(f"{table}.words @@ plainto_tsquery('pg_catalog.english', :terms)").bindparams(terms=" ".join(terms))
 
 
 def turns_with(
     connection: Connection, scope: str, term: str, asking_id: int, window_from: int, limit: int
 ) -> list[int]:
-    """Ids of the newest ``limit`` turns of a scope that hold a term, newest first.
+    """Ids of the newest ``limit`` turns of a scope that hold a term (as ``words`` made it), newest first.
 
     Turns of conversation ``asking_id`` count only below sequence ``window_from``.
     """
+    condition, values = holds(connection, "turn_words", [scope], term)
     statement = text(
         "SELECT turn_words.rowid FROM turn_words JOIN turns ON turns.id = turn_words.rowid "
-        "WHERE turn_words MATCH :match AND (turns.conversation_id <> :asking OR turns.sequence < :window_from) "
+        f"WHERE {condition} "
+        "AND (turns.conversation_id <> :asking OR turns.sequence < :window_from) "
         "ORDER BY turn_words.rowid DESC LIMIT :limit"
     )
-    values = {
-        "match": match_expression(scope, [term]),
-        "asking": asking_id,
-        "window_from": window_from,
-        "limit": limit,
-    }
-    return list(connection.scalars(statement, values))
+    limits = {"asking": asking_id, "window_from": window_from, "limit": limit}
+    return list(connection.scalars(statement, {**values, **limits}))
 
 
 def facts_with(connection: Connection, scope: str, term: str, limit: int) -> list[int]:
     """Ids of the newest ``limit`` facts of a scope that hold a term, newest first."""
-    statement = text("SELECT rowid FROM fact_words WHERE fact_words MATCH :match ORDER BY rowid DESC LIMIT :limit")
-    return list(connection.scalars(statement, {"match": match_expression(scope, [term]), "limit": limit}))
+    return _newest(connection, "fact_words", [scope], term, limit)
+
+
+def passages_with(connection: Connection, owner_ids: Sequence[int], term: str, limit: int) -> list[int]:
+    """Ids of the newest ``limit`` passages of the owners that hold a term, newest first."""
+    return _newest(connection, "passage_words", [scope_words(owner, None) for owner in owner_ids], term, limit)
+
+
+def _newest(connection: Connection, table: str, scopes: Sequence[str], term: str, limit: int) -> list[int]:
+    condition, values = holds(connection, table, scopes, term)
+    statement = text(f"SELECT rowid FROM {table} WHERE {condition} ORDER BY rowid DESC LIMIT :limit")
+    return list(connection.scalars(statement, {**values, "limit": limit}))
 
 
 def rows(connection: Connection, table: str) -> dict[int, str]:
@@ -138,12 +173,18 @@ def rows(connection: Connection, table: str) -> dict[int, str]:
 
 
 def optimize(connection: Connection) -> None:
-    """Merges the full-text indexes, so that deleted words leave their shadow tables."""
-    for table in ("turn_words", "fact_words"):
+    """Merges the FTS5 indexes, so that deleted words leave their shadow tables."""
+    for table in _TABLES:
         connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('optimize')"))
 
 
 def check(connection: Connection) -> None:
-    """Compares both full-text indexes with their contents; FTS5 raises when they differ."""
-    for table in ("turn_words", "fact_words"):
+    """Compares the FTS5 indexes with their contents; FTS5 raises when they differ."""
+    for table in _TABLES:
         connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')"))
+
+
+def rebuild(connection: Connection) -> None:
+    """Makes the FTS5 indexes anew from their contents."""
+    for table in _TABLES:
+        connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('rebuild')"))

@@ -1,7 +1,7 @@
 """Log lines and their templates in SQL, inside the caller's transaction.
 
-Words of whole lines are in the FTS5 table ``line_words``, which keeps no second copy of the text; words of templates,
-without what varies, in ``template_words``.
+Words of whole lines are in the full-text table ``line_words``, in SQLite without a second copy of the text; words of
+templates, without what varies, in ``template_words``.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     ForeignKey,
     LargeBinary,
+    Select,
     String,
     Text,
+    column,
     func,
     insert,
+    or_,
     select,
+    table,
     text,
     update,
 )
@@ -28,6 +33,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from memstream.stores import fulltext, vectors
 from memstream.stores.base import Vectors, storable_text
 from memstream.stores.schema import Base, UtcTime, now
+from memstream.stores.vectors import SpaceInfo
 
 
 class StreamRow(Base):
@@ -60,6 +66,11 @@ class LineRow(Base):
     time: Mapped[datetime | None] = mapped_column(UtcTime)
     level: Mapped[str | None] = mapped_column(String)
     text: Mapped[str] = mapped_column(Text)
+
+
+_PIECE = 1000  # lines indexed at once
+_LINE_WORD = table("line_words", column("rowid", BigInteger)).c.rowid
+_TEMPLATE_WORD = table("template_words", column("rowid", BigInteger)).c.rowid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +145,21 @@ def add_lines(connection: Connection, lines: Sequence[NewLine]) -> None:
         for i, line in enumerate(lines)
     ]
     connection.execute(insert(LineRow), values)
+    _index_lines(connection, [(first + i, line.text) for i, line in enumerate(lines)])
+
+
+def _index_lines(connection: Connection, lines: Sequence[tuple[int, str]]) -> None:
     connection.execute(
         text("INSERT INTO line_words (rowid, text) VALUES (:id, :text)"),
-        [{"id": first + i, "text": " ".join(fulltext.words(line.text))} for i, line in enumerate(lines)],
+        [{"id": line_id, "text": " ".join(fulltext.words(value))} for line_id, value in lines],
     )
+
+
+def index_lines(connection: Connection) -> None:
+    """Makes the full-text rows of all lines, where there are none yet."""
+    result = connection.execute(select(LineRow.id, LineRow.text).execution_options(yield_per=_PIECE))
+    for part in result.partitions():
+        _index_lines(connection, [(row[0], row[1]) for row in part])
 
 
 def count_lines(connection: Connection) -> int:
@@ -152,21 +174,20 @@ def count_templates(connection: Connection) -> int:
 
 def templates_with(connection: Connection, term: str) -> list[int]:
     """Ids of the templates that hold a term (as ``fulltext.words`` made it)."""
-    statement = text("SELECT rowid FROM template_words WHERE template_words MATCH :match ORDER BY rowid")
-    return list(connection.scalars(statement, {"match": f'"{term}"'}))
+    statement = select(_TEMPLATE_WORD).where(fulltext.holds_all(connection, "template_words", [term]))
+    return list(connection.scalars(statement.order_by(_TEMPLATE_WORD)))
 
 
 def any_line_with(connection: Connection, terms: Sequence[str]) -> bool:
     """True where some line holds all the terms."""
-    statement = text("SELECT rowid FROM line_words WHERE line_words MATCH :match LIMIT 1")
-    return connection.scalar(statement, {"match": _all_of(terms)}) is not None
+    return connection.scalar(_lines_with(connection, terms).limit(1)) is not None
 
 
 def count_by_template(connection: Connection, terms: Sequence[str]) -> dict[int, int]:
     """How many lines hold all the terms, by template."""
     statement = (
         select(LineRow.template_id, func.count())
-        .where(*_holding(terms), LineRow.template_id.is_not(None))
+        .where(*_holding(connection, terms), LineRow.template_id.is_not(None))
         .group_by(LineRow.template_id)
     )
     return {row[0]: row[1] for row in connection.execute(statement) if row[0] is not None}
@@ -179,7 +200,7 @@ def lines_of(
     statement = (
         select(StreamRow.name, LineRow.number, LineRow.time, LineRow.level, LineRow.text)
         .join(StreamRow, StreamRow.id == LineRow.stream_id)
-        .where(LineRow.template_id == template_id, *_holding(terms))
+        .where(LineRow.template_id == template_id, *_holding(connection, terms))
         .order_by(LineRow.id.desc() if newest else LineRow.id)
         .limit(limit)
     )
@@ -190,15 +211,12 @@ def lines_of(
     return found[::-1] if newest else found
 
 
-def _holding(terms: Sequence[str]) -> list[ColumnElement[bool]]:
-    if not terms:
-        return []
-    rows = text("SELECT rowid FROM line_words WHERE line_words MATCH :match").bindparams(match=_all_of(terms))
-    return [LineRow.id.in_(rows)]
+def _holding(connection: Connection, terms: Sequence[str]) -> list[ColumnElement[bool]]:
+    return [LineRow.id.in_(_lines_with(connection, terms))] if terms else []
 
 
-def _all_of(terms: Sequence[str]) -> str:
-    return " AND ".join(f'"{term}"' for term in terms)
+def _lines_with(connection: Connection, terms: Sequence[str]) -> Select[int]:
+    return select(_LINE_WORD).where(fulltext.holds_all(connection, "line_words", terms))
 
 
 def template_texts(connection: Connection, template_ids: Sequence[int]) -> dict[int, str]:
@@ -207,21 +225,28 @@ def template_texts(connection: Connection, template_ids: Sequence[int]) -> dict[
     return {row[0]: row[1] for row in connection.execute(statement)}
 
 
-def templates_without_vector(connection: Connection, limit: int) -> dict[int, str]:
-    """Texts of the oldest templates that have no vector yet, by id."""
-    statement = select(TemplateRow.id, TemplateRow.text).where(TemplateRow.vector.is_(None))
+def templates_without_vector(connection: Connection, space: SpaceInfo, limit: int) -> dict[int, str]:
+    """Texts of the oldest templates that have no vector in a space yet, by id."""
+    elsewhere = or_(TemplateRow.vector.is_(None), TemplateRow.space_id != space.id)
+    statement = select(TemplateRow.id, TemplateRow.text).where(elsewhere)
     return {row[0]: row[1] for row in connection.execute(statement.order_by(TemplateRow.id).limit(limit))}
 
 
-def set_vectors(connection: Connection, space_id: int, template_ids: Sequence[int], matrix: Vectors) -> None:
+def set_vectors(connection: Connection, space: SpaceInfo, template_ids: Sequence[int], matrix: Vectors) -> None:
     """Keeps the vectors [n, d] of templates."""
     for template_id, vector in zip(template_ids, matrix, strict=True):
-        values = {"space_id": space_id, "vector": vectors.pack(vector)}
+        values = {"space_id": space.id, "vector": vectors.pack(vector)}
         connection.execute(update(TemplateRow).where(TemplateRow.id == template_id).values(**values))
 
 
-def template_vectors(connection: Connection, dimension: int) -> tuple[list[int], Vectors]:
-    """Ids [n] and vectors [n, d] of all templates that have one."""
-    statement = select(TemplateRow.id, TemplateRow.vector).where(TemplateRow.vector.is_not(None))
+def drop_vectors(connection: Connection, space_id: int) -> None:
+    """Takes the vectors of a space off the templates; they are made again when they are asked for."""
+    statement = update(TemplateRow).where(TemplateRow.space_id == space_id)
+    connection.execute(statement.values(space_id=None, vector=None))
+
+
+def template_vectors(connection: Connection, space: SpaceInfo) -> tuple[list[int], Vectors]:
+    """Ids [n] and vectors [n, d] of all templates that have one in a space."""
+    statement = select(TemplateRow.id, TemplateRow.vector).where(TemplateRow.space_id == space.id)
     rows = connection.execute(statement.order_by(TemplateRow.id)).all()
-    return [row[0] for row in rows], vectors.unpack([row[1] for row in rows if row[1] is not None], dimension)
+    return [row[0] for row in rows], vectors.unpack([row[1] for row in rows if row[1] is not None], space.dimension)

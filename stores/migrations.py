@@ -1,12 +1,17 @@
-"""Ordered migrations. Applied names are kept in the table ``migrations``; a name this code does not know is newer."""
+"""Ordered migrations of SQLite; PostgreSQL's are in postgres_schema.py.
+
+Applied names are kept in the table ``migrations``; a name this code does not know is newer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, inspect, select, text
+from sqlalchemy import Connection, insert, inspect, select, text
+from sqlalchemy.schema import CreateTable
 
 from memstream.errors import StoreVersionError
+from memstream.stores import postgres_schema
 from memstream.stores.schema import Migration, now
 
 APPLICATION_ID = 0x6D656D73  # "mems", in the SQLite header: how a memstream store is told from other databases
@@ -71,6 +76,67 @@ CREATE VIRTUAL TABLE template_words USING fts5(text, tokenize = 'porter ascii');
 CREATE VIRTUAL TABLE line_words USING fts5(text, tokenize = 'porter ascii', content = '')
 """
 
+# Another CHECK means another table. Dropping the old one would delete what points to it, so that is copied as well, and
+# so is how far each table has counted: ids are never used again.
+_DOCUMENTS = """
+CREATE TABLE documents (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_id INTEGER NOT NULL REFERENCES owners (id),
+    path VARCHAR NOT NULL, name VARCHAR NOT NULL, title VARCHAR NOT NULL, checksum VARCHAR NOT NULL,
+    added DATETIME NOT NULL, updated DATETIME NOT NULL, UNIQUE (owner_id, path, name));
+CREATE TABLE passages (id INTEGER PRIMARY KEY AUTOINCREMENT,
+    document_id INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE, position INTEGER NOT NULL,
+    first INTEGER NOT NULL, last INTEGER NOT NULL, first_line INTEGER NOT NULL, last_line INTEGER NOT NULL,
+    heading TEXT NOT NULL, text TEXT NOT NULL);
+CREATE INDEX passages_by_document ON passages (document_id, position);
+CREATE VIRTUAL TABLE passage_words USING fts5(scope, text, tokenize = 'porter ascii');
+CREATE TABLE new_chunks (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_id INTEGER NOT NULL REFERENCES owners (id),
+    conversation_id INTEGER REFERENCES conversations (id) ON DELETE CASCADE,
+    fact_id INTEGER REFERENCES facts (id) ON DELETE CASCADE,
+    passage_id INTEGER REFERENCES passages (id) ON DELETE CASCADE,
+    kind VARCHAR NOT NULL CHECK (kind IN ('window', 'summary', 'fact', 'passage')),
+    first_sequence INTEGER, last_sequence INTEGER, text TEXT NOT NULL);
+CREATE TABLE new_derived (id INTEGER PRIMARY KEY AUTOINCREMENT,
+    chunk_id INTEGER NOT NULL REFERENCES new_chunks (id) ON DELETE CASCADE,
+    kind VARCHAR NOT NULL, text TEXT NOT NULL, sources JSON NOT NULL);
+CREATE TABLE new_embeddings (chunk_id INTEGER PRIMARY KEY REFERENCES new_chunks (id) ON DELETE CASCADE,
+    space_id INTEGER NOT NULL REFERENCES spaces (id), vector BLOB NOT NULL);
+INSERT INTO new_chunks (id, owner_id, conversation_id, fact_id, kind, first_sequence, last_sequence, text)
+    SELECT id, owner_id, conversation_id, fact_id, kind, first_sequence, last_sequence, text FROM chunks;
+INSERT INTO new_derived SELECT id, chunk_id, kind, text, sources FROM derived;
+INSERT INTO new_embeddings SELECT chunk_id, space_id, vector FROM embeddings;
+DELETE FROM sqlite_sequence WHERE name IN ('new_chunks', 'new_derived');
+INSERT INTO sqlite_sequence (name, seq)
+    SELECT 'new_' || name, seq FROM sqlite_sequence WHERE name IN ('chunks', 'derived');
+DROP TABLE embeddings;
+DROP TABLE derived;
+DROP TABLE chunks;
+ALTER TABLE new_chunks RENAME TO chunks;
+ALTER TABLE new_derived RENAME TO derived;
+ALTER TABLE new_embeddings RENAME TO embeddings;
+CREATE INDEX chunks_by_owner ON chunks (owner_id);
+CREATE INDEX chunks_by_range ON chunks (conversation_id, last_sequence, first_sequence);
+CREATE INDEX chunks_by_fact ON chunks (fact_id);
+CREATE INDEX chunks_by_passage ON chunks (passage_id) WHERE passage_id IS NOT NULL;
+CREATE INDEX derived_by_chunk ON derived (chunk_id)
+"""
+
+_SPACES = """
+ALTER TABLE spaces ADD COLUMN serving BOOLEAN NOT NULL DEFAULT TRUE;
+CREATE TABLE embeddings_new (chunk_id INTEGER NOT NULL REFERENCES chunks (id) ON DELETE CASCADE,
+    space_id INTEGER NOT NULL REFERENCES spaces (id), scope INTEGER NOT NULL, vector BLOB NOT NULL,
+    PRIMARY KEY (chunk_id, space_id));
+INSERT INTO embeddings_new SELECT embeddings.chunk_id, embeddings.space_id,
+    CASE WHEN owners.user_key <> '' THEN chunks.owner_id ELSE -chunks.conversation_id END, embeddings.vector
+    FROM embeddings JOIN chunks ON chunks.id = embeddings.chunk_id JOIN owners ON owners.id = chunks.owner_id
+    ORDER BY embeddings.chunk_id;
+DROP TABLE embeddings;
+ALTER TABLE embeddings_new RENAME TO embeddings;
+CREATE TABLE turn_embeddings_new (turn_id INTEGER NOT NULL REFERENCES turns (id) ON DELETE CASCADE,
+    space_id INTEGER NOT NULL REFERENCES spaces (id), vector BLOB NOT NULL, PRIMARY KEY (turn_id, space_id));
+INSERT INTO turn_embeddings_new SELECT turn_id, space_id, vector FROM turn_embeddings ORDER BY turn_id;
+DROP TABLE turn_embeddings;
+ALTER TABLE turn_embeddings_new RENAME TO turn_embeddings
+"""
+
 
 def _run(connection: Connection, script: str) -> None:
     for statement in script.split(";\n"):
@@ -97,12 +163,35 @@ def _forgotten(connection: Connection) -> None:
     _run(connection, "ALTER TABLE owners ADD COLUMN n_forgotten INTEGER NOT NULL DEFAULT 0")
 
 
+def _documents(connection: Connection) -> None:
+    """Documents, their passages, and chunks that may be of a passage."""
+    _run(connection, _DOCUMENTS)
+
+
+def _spaces(connection: Connection) -> None:
+    """Vectors of two spaces side by side while one is being made, each with the scope it is searched in."""
+    _run(connection, _SPACES)
+
+
 MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [
     ("0001-base", _base),
     ("0002-turn-vectors", _turn_vectors),
     ("0003-lines", _lines),
     ("0004-forgotten", _forgotten),
+    ("0005-documents", _documents),
+    ("0006-spaces", _spaces),
 ]
+
+
+def _known(connection: Connection) -> list[tuple[str, Callable[[Connection], None]]]:
+    return postgres_schema.MIGRATIONS if connection.dialect.name == "postgresql" else MIGRATIONS
+
+
+def is_current(connection: Connection) -> bool:
+    """True where there is nothing to migrate."""
+    if not inspect(connection).has_table("migrations"):
+        return False
+    return set(connection.scalars(select(Migration.name))) == {name for name, _ in _known(connection)}
 
 
 def migrate(connection: Connection) -> list[str]:
@@ -112,18 +201,19 @@ def migrate(connection: Connection) -> list[str]:
         StoreVersionError: the store knows a migration this code does not.
     """
     if not inspect(connection).has_table("migrations"):
-        connection.execute(text("CREATE TABLE migrations (name VARCHAR PRIMARY KEY, applied DATETIME NOT NULL)"))
-        connection.execute(text(f"PRAGMA application_id = {APPLICATION_ID}"))
+        connection.execute(CreateTable(Migration.__table__))  # type: ignore[arg-type]
+        if connection.dialect.name == "sqlite":
+            connection.execute(text(f"PRAGMA application_id = {APPLICATION_ID}"))
     applied = set(connection.scalars(select(Migration.name)))
-    unknown = sorted(applied - {name for name, _ in MIGRATIONS})
+    unknown = sorted(applied - {name for name, _ in _known(connection)})
     if unknown:
         raise StoreVersionError(
             f"the store was written by a newer memstream (it has migration {unknown[-1]!r}); upgrade memstream"
         )
     fresh = []
-    for name, step in MIGRATIONS:
+    for name, step in _known(connection):
         if name not in applied:
             step(connection)
-            connection.execute(Migration.__table__.insert().values(name=name, applied=now()))  # type: ignore[attr-defined]
+            connection.execute(insert(Migration).values(name=name, applied=now()))
             fresh.append(name)
     return fresh

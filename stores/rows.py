@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, and_, delete, func, insert, select, update
+from sqlalchemy import Connection, and_, delete, exists, func, insert, or_, select, update
 
 from memstream.errors import InputError
 from memstream.stores import fulltext
@@ -50,6 +50,8 @@ class ConversationInfo:
     n_turns: int
 
 
+NO_SEQUENCE = 2**62  # greater than that of any turn
+
 TURN_COLUMNS = (
     db.Turn.id,
     db.Turn.sequence,
@@ -64,16 +66,48 @@ TURN_COLUMNS = (
 
 def find_owner(connection: Connection, scope: Scope) -> int | None:
     """The id of a scope's (namespace, user); None where nothing was ever stored for it."""
-    return connection.scalar(
-        select(db.Owner.id).where(db.Owner.namespace == scope.namespace, db.Owner.user_key == (scope.user or ""))
-    )
+    namespace, user_key = scope.owner
+    return connection.scalar(select(db.Owner.id).where(db.Owner.namespace == namespace, db.Owner.user_key == user_key))
+
+
+def readable_owners(connection: Connection, scope: Scope) -> tuple[int | None, list[int]]:
+    """The id of a scope's owner, and the owners of the documents it may read: itself and the shared knowledge."""
+    of = [
+        and_(db.Owner.namespace == namespace, db.Owner.user_key == key)
+        for namespace, key in (scope.owner, ("", scope.namespace))
+    ]
+    documents = exists().where(db.Document.owner_id == db.Owner.id)
+    found = connection.execute(select(db.Owner.id, db.Owner.namespace, documents).where(or_(*of)).order_by(db.Owner.id))
+    owners = found.all()
+    mine = next((row[0] for row in owners if row[1] == scope.owner[0]), None)
+    return mine, [row[0] for row in owners if row[2]]
+
+
+def scope_of_owner(connection: Connection, owner_id: int) -> Scope:
+    """The scope whose owner it is, without a conversation."""
+    namespace, user_key = connection.execute(
+        select(db.Owner.namespace, db.Owner.user_key).where(db.Owner.id == owner_id)
+    ).one()
+    return Scope(namespace, user_key or None) if namespace else Scope(user_key, knowledge=True)
+
+
+def readers(connection: Connection, owner_id: int) -> list[int]:
+    """The owners whose conversations may have read what an owner has: itself, and of shared knowledge the namespace."""
+    namespace, user_key = connection.execute(
+        select(db.Owner.namespace, db.Owner.user_key).where(db.Owner.id == owner_id)
+    ).one()
+    if namespace:
+        return [owner_id]
+    others = select(db.Owner.id).where(db.Owner.namespace == user_key)
+    return [owner_id, *connection.scalars(others)]
 
 
 def ensure_owner(connection: Connection, scope: Scope) -> int:
     """The id of a scope's owner, created if new."""
     found = find_owner(connection, scope)
     if found is None:
-        statement = insert(db.Owner).values(namespace=scope.namespace, user_key=scope.user or "")
+        namespace, user_key = scope.owner
+        statement = insert(db.Owner).values(namespace=namespace, user_key=user_key)
         found = connection.execute(statement.returning(db.Owner.id)).scalar_one()
     return found
 
@@ -223,6 +257,22 @@ def turns(
     return [Turn(*row) for row in connection.execute(statement.order_by(db.Turn.sequence))]
 
 
+def turns_after(connection: Connection, conversation_id: int, sequence: int, n: int) -> list[Turn]:
+    """The next ``n`` finished live turns after a sequence, in order."""
+    statement = (
+        select(*TURN_COLUMNS)
+        .where(
+            db.Turn.conversation_id == conversation_id,
+            db.Turn.superseded.is_(False),
+            db.Turn.state != "open",
+            db.Turn.sequence > sequence,
+        )
+        .order_by(db.Turn.sequence)
+        .limit(n)
+    )
+    return [Turn(*row) for row in connection.execute(statement)]
+
+
 def turns_before(connection: Connection, conversation_id: int, sequence: int, n: int) -> list[Turn]:
     """The last ``n`` finished live turns before a sequence, in order."""
     statement = (
@@ -245,6 +295,20 @@ def turns_by_id(connection: Connection, ids: Collection[int]) -> dict[int, Turn]
     for part in batches(ids):
         for row in connection.execute(select(*TURN_COLUMNS).where(db.Turn.id.in_(part))):
             found[row.id] = Turn(*row)
+    return found
+
+
+def turns_by_sequence(connection: Connection, conversation_id: int, sequences: Collection[int]) -> list[Turn]:
+    """Those of the turns at these sequences that are finished and live, in order."""
+    found: list[Turn] = []
+    for part in batches(sorted(set(sequences))):
+        statement = select(*TURN_COLUMNS).where(
+            db.Turn.conversation_id == conversation_id,
+            db.Turn.sequence.in_(part),
+            db.Turn.superseded.is_(False),
+            db.Turn.state != "open",
+        )
+        found.extend(Turn(*row) for row in connection.execute(statement.order_by(db.Turn.sequence)))
     return found
 
 

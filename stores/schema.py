@@ -1,18 +1,44 @@
 """The tables, typed. Migrations create them; a test holds both against each other.
 
-Full-text rows live in the FTS5 tables ``turn_words`` and ``fact_words`` (see fulltext.py).
+Full-text rows live in the FTS5 tables ``turn_words``, ``fact_words`` and ``passage_words`` (see fulltext.py).
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from sqlalchemy import JSON, CheckConstraint, DateTime, ForeignKey, LargeBinary, String, Text, TypeDecorator
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    ForeignKey,
+    LargeBinary,
+    String,
+    Text,
+    TypeDecorator,
+    true,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeEngine
 
 TurnState = Literal["open", "complete", "cut"]
+
+
+class HalfVector(TypeDecorator[bytes]):
+    """Little-endian float16 numbers: a blob in SQLite, pgvector's ``halfvec`` in PostgreSQL."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name != "postgresql":
+            return dialect.type_descriptor(LargeBinary())
+        from memstream.stores.postgres import HalfVec
+
+        return dialect.type_descriptor(HalfVec())
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -34,7 +60,9 @@ def now() -> datetime:
 
 
 class Base(DeclarativeBase):
-    """Base of every table."""
+    """Base of every table; whole numbers have 64 bits."""
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {int: BigInteger()}
 
 
 class Migration(Base):
@@ -47,6 +75,8 @@ class Migration(Base):
 
 class Owner(Base):
     """A (namespace, user); ``user_key`` is ``""`` for conversations without a user.
+
+    The shared knowledge of namespace N is the row (``""``, N): no scope can be given an empty namespace.
 
     ``n_forgotten`` counts what was forgotten: a cache loaded at another count has seen words that must be gone.
     """
@@ -103,15 +133,48 @@ class Pin(Base):
     created: Mapped[datetime] = mapped_column(UtcTime)
 
 
+class Document(Base):
+    """A file, a record of one, or a text that was handed in, of the owner who may recall it.
+
+    ``path`` is the file's, absolute, or ``""``; with ``name`` it tells the owner's documents apart.
+    """
+
+    __tablename__ = "documents"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
+    path: Mapped[str] = mapped_column(String)
+    name: Mapped[str] = mapped_column(String)
+    title: Mapped[str] = mapped_column(String)
+    checksum: Mapped[str] = mapped_column(String)
+    added: Mapped[datetime] = mapped_column(UtcTime)
+    updated: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class Passage(Base):
+    """A piece of a document: its characters ``first`` to ``last`` (exclusive), on lines counted from 1."""
+
+    __tablename__ = "passages"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    document_id: Mapped[int] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"))
+    position: Mapped[int]
+    first: Mapped[int]
+    last: Mapped[int]
+    first_line: Mapped[int]
+    last_line: Mapped[int]
+    heading: Mapped[str] = mapped_column(Text)
+    text: Mapped[str] = mapped_column(Text)
+
+
 class Chunk(Base):
-    """A key: a window of turns, a summary of turns, or a fact. Its id is the vector's id, never reused."""
+    """A key: a window of turns, a summary of turns, a fact, or a passage. Its id is the vector's id, never reused."""
 
     __tablename__ = "chunks"
-    __table_args__ = (CheckConstraint("kind IN ('window', 'summary', 'fact')"),)
+    __table_args__ = (CheckConstraint("kind IN ('window', 'summary', 'fact', 'passage')"),)
     id: Mapped[int] = mapped_column(primary_key=True)
     owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
     conversation_id: Mapped[int | None] = mapped_column(ForeignKey("conversations.id", ondelete="CASCADE"))
     fact_id: Mapped[int | None] = mapped_column(ForeignKey("facts.id", ondelete="CASCADE"))
+    passage_id: Mapped[int | None] = mapped_column(ForeignKey("passages.id", ondelete="CASCADE"))
     kind: Mapped[str] = mapped_column(String)
     first_sequence: Mapped[int | None]
     last_sequence: Mapped[int | None]
@@ -119,7 +182,7 @@ class Chunk(Base):
 
 
 class Derived(Base):
-    """A text made from turns (a summary): a key that points to its sources, never recalled itself."""
+    """A text made from turns (a summary, or a sentence: ``fact``): a key that points to its sources, never recalled."""
 
     __tablename__ = "derived"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -130,7 +193,10 @@ class Derived(Base):
 
 
 class Space(Base):
-    """The embedding space of the store's vectors; ``gate`` is the calibrated least cosine of a hit."""
+    """An embedding space; ``gate`` is the calibrated least cosine of a hit.
+
+    One space serves; a second one is there while its vectors are being made, or until those of the first are gone.
+    """
 
     __tablename__ = "spaces"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -139,15 +205,17 @@ class Space(Base):
     dimension: Mapped[int]
     normalised: Mapped[bool]
     gate: Mapped[float | None]
+    serving: Mapped[bool] = mapped_column(default=True, server_default=true())
 
 
 class Embedding(Base):
-    """The vector of a chunk, float16 [dimension]."""
+    """The vector of a chunk, float16 [dimension], in a space; ``scope`` says in whose search, see ``vectors.SCOPE``."""
 
     __tablename__ = "embeddings"
     chunk_id: Mapped[int] = mapped_column(ForeignKey("chunks.id", ondelete="CASCADE"), primary_key=True)
-    space_id: Mapped[int] = mapped_column(ForeignKey("spaces.id"))
-    vector: Mapped[bytes] = mapped_column(LargeBinary)
+    space_id: Mapped[int] = mapped_column(ForeignKey("spaces.id"), primary_key=True)
+    scope: Mapped[int]
+    vector: Mapped[bytes] = mapped_column(HalfVector)
 
 
 class TurnEmbedding(Base):
@@ -155,7 +223,7 @@ class TurnEmbedding(Base):
 
     __tablename__ = "turn_embeddings"
     turn_id: Mapped[int] = mapped_column(ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True)
-    space_id: Mapped[int] = mapped_column(ForeignKey("spaces.id"))
+    space_id: Mapped[int] = mapped_column(ForeignKey("spaces.id"), primary_key=True)
     vector: Mapped[bytes] = mapped_column(LargeBinary)
 
 

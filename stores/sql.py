@@ -1,83 +1,129 @@
-"""The store: one SQLite file (or a database in memory), its transactions, locks and the files beside it."""
+"""The store: a database, its transactions, the locks on conversations, and the files beside it."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
-from filelock import FileLock, Timeout
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine
 
-from memstream.errors import ConversationBusyError, StoreError
-from memstream.stores import fulltext, migrations, sqlite
-from memstream.stores.schema import Migration
+from memstream.errors import ConversationBusyError
+from memstream.stores import migrations, postgres, sqlite
+
+
+class Database(Protocol):
+    """What a store needs of the database under it.
+
+    Attributes:
+        engine: begins transactions for reading; with the execution option ``write`` one for writing, of which there is
+            one at a time among all processes; with ``durable`` False it need not reach the disk before it is done.
+        path: of its file; None where there is none.
+        shared: all threads use one connection.
+    """
+
+    engine: Engine
+    path: Path | None
+    shared: bool
+
+    def __str__(self) -> str:
+        """For people: where it is, without a password."""
+
+    def explain(self) -> AbstractContextManager[None]:
+        """Turns the database's errors into a StoreError that says what to do."""
+
+    def owe_wipe(self, connection: Connection) -> bool:
+        """Notes that something was deleted, which ``wipe`` will clear away; True where that was noted before."""
+
+    def owes_wipe(self, connection: Connection) -> bool:
+        """True where that is noted."""
+
+    def wipe(self, texts: Collection[str] | None = None) -> bool:
+        """Removes what deleted rows left behind (``texts``, or whatever it was); False where that could not be done."""
+
+    def lock_conversation(self, conversation_id: int, wait_s: float) -> Callable[[], None] | None:
+        """Takes a conversation for this process; returns what gives it back, or None where another has it."""
+
+    def check_locks(self) -> None:
+        """Raises StoreError where the locks that were taken are lost."""
+
+    def lock_index(self) -> AbstractContextManager[object]:
+        """One process at a time saves the index file."""
+
+    def folder(self, kind: str) -> Path | None:
+        """A folder beside the store, made (mode 0700) when first needed; None where there is no place for it."""
+
+    def close(self) -> None:
+        """Closes every connection."""
 
 
 class SqlStore:
-    """An open store. Thread safe; several processes may open the same file.
+    """An open store. Thread safe; several processes may open the same one.
 
     Attributes:
-        path: of the SQLite file; None keeps everything in memory.
+        database: what it is kept in.
     """
 
-    def __init__(self, engine: Engine, path: Path | None) -> None:
-        self.path = path
-        self._engine = engine
-        self._writing = threading.RLock()  # threads queue here rather than poll SQLite's lock
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._engine = database.engine
+        self._writing = threading.RLock()  # threads queue here rather than poll the database's lock
         self._writer: Connection | None = None  # of the thread that holds it
-        self._owned: set[int] = set()  # conversations owned through this object, where there is no file to lock
+        self._owned: set[int] = set()  # conversations owned through this object
         self._owned_changed = threading.Condition()
 
     @classmethod
     def open(cls, url_or_path: str | os.PathLike[str], *, create: bool = True) -> SqlStore:
-        """Opens a store, creating it (mode 0600) where there is none, and brings its schema up to date.
+        """Opens a store, creating it (a file: mode 0600) where there is none, and brings its schema up to date.
 
         Args:
-            url_or_path: a file, ``sqlite:///FILE``, or ``memory``.
+            url_or_path: a file, ``sqlite:///FILE``, ``postgresql://USER:PASSWORD@HOST/DATABASE``, or ``memory``.
             create: False refuses to create one.
 
         Raises:
             ConfigError: a kind of database this version cannot open.
-            StoreError: the file cannot be read, written or created.
+            MissingExtraError: the driver of the database is not installed.
+            StoreError: it cannot be read, written or created.
             StoreCorruptError: the file is something else, or damaged; it is not changed.
             StoreVersionError: it was written by a newer memstream.
         """
-        path = sqlite.locate(url_or_path)
-        if path is not None and not sqlite.inspect_file(path):
-            if not create:
-                raise StoreError(f"there is no store at {path}")
-            try:
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite gives -wal and -shm the same mode
-            except OSError as error:
-                raise StoreError(f"cannot create {path}: {error.strerror}") from error
-        engine = sqlite.connect(path)
-        store = cls(engine, path)
+        name = os.fspath(url_or_path)
+        made: Callable[..., Database] = postgres.Postgres if postgres.is_url(name) else sqlite.Sqlite
+        database = made(name, create=create)
+        store = cls(database)
         try:
-            if not store._is_current():
+            with store.read() as connection:
+                current = migrations.is_current(connection)
+            if not current:  # so a store on a read-only disk can still be read
                 with store.write() as connection:
                     migrations.migrate(connection)
-                store._checkpoint()
+                database.wipe()
         except BaseException:
-            engine.dispose()
+            database.close()
             raise
         return store
 
-    def _is_current(self) -> bool:
-        """True where there is nothing to migrate; so a store on a read-only disk can still be read."""
-        known = [name for name, _ in migrations.MIGRATIONS]
-        with self.read() as connection:
-            if not self._engine.dialect.has_table(connection, "migrations"):
-                return False
-            return sorted(connection.scalars(select(Migration.name))) == sorted(known)
+    def __str__(self) -> str:
+        return str(self.database)
+
+    @property
+    def path(self) -> Path | None:
+        """The SQLite file; None for another database, or one in memory."""
+        return self.database.path
+
+    @property
+    def dialect(self) -> str:
+        """``sqlite`` or ``postgresql``."""
+        return self._engine.dialect.name
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """One consistent view of the store."""
-        alone: AbstractContextManager[object] = self._writing if self.path is None else nullcontext()
-        with alone, sqlite.explain(self.path), self._engine.connect() as connection, connection.begin():
+        alone: AbstractContextManager[object] = self._writing if self.database.shared else nullcontext()
+        with alone, self.database.explain(), self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
@@ -94,11 +140,8 @@ class SqlStore:
             if self._writer is not None:
                 yield self._writer
                 return
-            with sqlite.explain(self.path), self._engine.connect() as connection:
-                driver = connection.connection.driver_connection
-                assert driver is not None
-                driver.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-                writer = connection.execution_options(write=True)
+            with self.database.explain(), self._engine.connect() as connection:
+                writer = connection.execution_options(write=True, durable=durable)
                 with writer.begin():
                     self._writer = writer
                     try:
@@ -106,31 +149,33 @@ class SqlStore:
                     finally:
                         self._writer = None
 
-    def purge(self) -> bool:
-        """Wipes what deleted rows left in the files. Returns False where another process kept the WAL busy."""
-        with self.write() as connection:
-            fulltext.optimize(connection)
-        return self._checkpoint()
+    def owe_purge(self, connection: Connection) -> bool:
+        """Notes, in the transaction that deletes, that the files are to be wiped: a killed process leaves the note.
 
-    def _checkpoint(self) -> bool:
-        """Gives free pages back and empties the WAL."""
-        with self._writing, sqlite.explain(self.path):
-            raw = self._engine.raw_connection()
-            try:
-                cursor = raw.cursor()
-                cursor.execute("PRAGMA incremental_vacuum")
-                cursor.fetchall()
-                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                busy = bool(cursor.fetchall()[0][0])
-                cursor.close()
-            finally:
-                raw.close()
-        return not busy
+        Returns:
+            Whether ``purge`` was owed before.
+        """
+        return self.database.owe_wipe(connection)
+
+    @property
+    def owes_purge(self) -> bool:
+        """True where something was deleted and ``purge`` has not wiped it from the files yet."""
+        with self.read() as connection:
+            return self.database.owes_wipe(connection)
+
+    def purge(self, texts: Collection[str] | None = None) -> bool:
+        """Wipes what deleted rows left behind. Returns False where another process kept the store too busy.
+
+        Args:
+            texts: what was deleted; None: whatever it was. Pages are written anew where a word of it is left.
+        """
+        with self._writing:
+            return self.database.wipe(texts)
 
     def lock_conversation(self, conversation_id: int, *, name: str, wait_s: float) -> Callable[[], None]:
         """Takes a conversation for this process, and returns what gives it back.
 
-        The lock is the operating system's, on a file beside the store: a killed process leaves nothing behind.
+        A killed process leaves no lock behind: it is the operating system's, or that of a connection to the database.
 
         Args:
             conversation_id: which.
@@ -141,61 +186,53 @@ class SqlStore:
             ConversationBusyError: someone else owns it.
         """
         busy = f"conversation {name!r} is open elsewhere (waited {wait_s:g} s); close it there, or wait longer"
-        if self.path is None:
-            return self._own_in_memory(conversation_id, busy, wait_s)
-        folder = self._folder("locks")
-        lock = FileLock(folder / f"{conversation_id}.lock", timeout=wait_s, mode=0o600, thread_local=False)
-        try:
-            lock.acquire(poll_interval=0.02)
-        except Timeout as error:
-            raise ConversationBusyError(busy) from error
-        except OSError as error:
-            raise StoreError(f"cannot lock {lock.lock_file}: {error.strerror}") from error
-        return lock.release
-
-    def _own_in_memory(self, conversation_id: int, busy: str, wait_s: float) -> Callable[[], None]:
         with self._owned_changed:
             if not self._owned_changed.wait_for(lambda: conversation_id not in self._owned, timeout=wait_s):
                 raise ConversationBusyError(busy)
             self._owned.add(conversation_id)
+        give_back = None
+        try:
+            give_back = self.database.lock_conversation(conversation_id, wait_s)
+        finally:
+            if give_back is None:
+                self._disown(conversation_id)
+        if give_back is None:
+            raise ConversationBusyError(busy)
+        unlock = give_back
 
         def release() -> None:
-            with self._owned_changed:
-                self._owned.discard(conversation_id)
-                self._owned_changed.notify_all()
+            unlock()
+            self._disown(conversation_id)
 
         return release
 
-    @contextmanager
-    def lock_index(self) -> Iterator[None]:
-        """One process at a time saves the index file."""
-        if self.path is None:
-            yield
-            return
-        try:
-            with FileLock(self._folder("locks") / "index.lock", mode=0o600):
-                yield
-        except OSError as error:
-            raise StoreError(f"cannot lock the index of {self.path}: {error.strerror}") from error
+    def _disown(self, conversation_id: int) -> None:
+        with self._owned_changed:
+            self._owned.discard(conversation_id)
+            self._owned_changed.notify_all()
 
-    def _folder(self, kind: str) -> Path:
-        """A folder beside the store, made (mode 0700) when first needed."""
-        folder = Path(f"{self.path}-{kind}")
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot create {folder}: {error.strerror}") from error
-        return folder
+    def check_locks(self) -> None:
+        """Checks that the conversations taken are still this process's.
+
+        Raises:
+            StoreError: the connection that held them was lost.
+        """
+        self.database.check_locks()
+
+    def lock_index(self) -> AbstractContextManager[object]:
+        """One process at a time saves the index file."""
+        return self.database.lock_index()
 
     @property
     def index_path(self) -> Path | None:
-        """Where the vector index is saved; None in memory."""
+        """Where the vector index is saved; None where no files are kept."""
         return None if self.path is None else Path(f"{self.path}-index")
 
     def snapshot_path(self, file: str) -> Path | None:
-        """Where a snapshot of that name is kept; None in memory, which keeps nothing on disk."""
-        return None if self.path is None else self._folder("snapshots") / file
+        """Where a snapshot of that name is kept; None where no files are kept."""
+        folder = self.database.folder("snapshots")
+        return None if folder is None else folder / file
 
     def close(self) -> None:
         """Closes every connection; SQLite then folds the WAL into the file."""
-        self._engine.dispose()
+        self.database.close()

@@ -1,21 +1,24 @@
-"""SQLite as memstream uses it: where the file is, how connections are set up, what its errors mean."""
+"""SQLite as memstream uses it: where the file is, how connections are set up, what is locked, what its errors mean."""
 
 from __future__ import annotations
 
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import StaticPool
 
 from memstream.errors import ConfigError, StoreCorruptError, StoreError
+from memstream.stores import fulltext, in_use, leftovers
 from memstream.stores.migrations import APPLICATION_ID
 
 _MAGIC = b"SQLite format 3\x00"
@@ -38,9 +41,9 @@ def locate(url_or_path: str | os.PathLike[str]) -> Path | None:
         return Path(name).expanduser().absolute()
     if scheme[1] in ("sqlite", "sqlite+pysqlite") and name.startswith(scheme[0] + "/"):
         return Path(name[len(scheme[0]) + 1 :]).expanduser().absolute()
-    if scheme[1].startswith("postgres"):
-        raise ConfigError("PostgreSQL stores are not supported yet; use sqlite:///FILE or a file name")
-    raise ConfigError(f"store {scheme[0]}... is not supported; use sqlite:///FILE, a file name, or 'memory'")
+    raise ConfigError(
+        f"store {scheme[0]}... is not supported; use sqlite:///FILE, a file name, postgresql://..., or 'memory'"
+    )
 
 
 def inspect_file(path: Path) -> bool:
@@ -115,8 +118,12 @@ def connect(path: Path | None) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        write = connection.get_execution_options().get("write")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        options = connection.get_execution_options()
+        if not options.get("write"):
+            connection.exec_driver_sql("BEGIN")
+            return
+        connection.exec_driver_sql(f"PRAGMA synchronous = {'FULL' if options.get('durable') else 'NORMAL'}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 
@@ -134,17 +141,134 @@ _MEANINGS = (
 )  # fmt: skip
 
 
-@contextmanager
-def explain(path: Path | None) -> Iterator[None]:
-    """Turns the database's errors into a StoreError that says what to do."""
-    try:
-        yield
-    except PoolTimeoutError as error:
-        raise StoreError(f"{path}: too many threads use the store at once") from error
-    except (DBAPIError, sqlite3.Error) as error:
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        where = path if path is not None else "store in memory"
-        for pattern, kind, meaning in _MEANINGS:
-            if pattern in str(cause).lower():
-                raise kind(f"{where}: {meaning}") from error
-        raise StoreError(f"{where}: {cause}") from error
+class Sqlite:
+    """One SQLite file, or a database in memory; see ``Database`` in sql.py."""
+
+    def __init__(self, name: str, *, create: bool) -> None:
+        self.path = locate(name)
+        self.shared = self.path is None
+        if self.path is not None and not inspect_file(self.path):
+            if not create:
+                raise StoreError(f"there is no store at {self.path}")
+            try:
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite gives -wal and -shm the same mode
+            except OSError as error:
+                raise StoreError(f"cannot create {self.path}: {error.strerror}") from error
+        # From here on nobody can put another file in its place.
+        held = None if self.path is None else in_use.share(Path(f"{self.path}-locks"))
+        self._give_back = None if held is None else weakref.finalize(self, os.close, held)
+        self.engine = connect(self.path)
+
+    def __str__(self) -> str:
+        return "store in memory" if self.path is None else str(self.path)
+
+    @contextmanager
+    def explain(self) -> Iterator[None]:
+        """Turns SQLite's errors into a StoreError that says what to do."""
+        try:
+            yield
+        except PoolTimeoutError as error:
+            raise StoreError(f"{self}: too many threads use the store at once") from error
+        except (DBAPIError, sqlite3.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            for pattern, kind, meaning in _MEANINGS:
+                if pattern in str(cause).lower():
+                    raise kind(f"{self}: {meaning}") from error
+            raise StoreError(f"{self}: {cause}") from error
+
+    def owe_wipe(self, connection: Connection) -> bool:
+        """Counts in the file's header what was deleted and not wiped yet; True where something was before."""
+        n = _n_owed(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version = {n + 1}")
+        return n > 0
+
+    def owes_wipe(self, connection: Connection) -> bool:
+        """True where something was deleted and not wiped yet."""
+        return _n_owed(connection) > 0
+
+    def wipe(self, texts: Collection[str] | None = None) -> bool:
+        """Merges the full-text indexes, gives free pages back, empties the WAL, and looks whether that was enough.
+
+        Args:
+            texts: what was deleted; None: whatever it was. Pages are written anew where a word of it is left.
+        """
+        with self.explain(), self.engine.connect() as connection:
+            writer = connection.execution_options(write=True, durable=True)
+            with writer.begin():
+                owed = _n_owed(writer)
+                fulltext.optimize(writer)
+            wiped = _checkpoint(connection)
+            if wiped and self.path is not None and leftovers.found(self.path, texts):
+                _run(connection, "VACUUM")
+                wiped = _checkpoint(connection)
+            if wiped and owed:
+                with writer.begin():
+                    if _n_owed(writer) == owed:  # nobody deleted something meanwhile
+                        writer.exec_driver_sql("PRAGMA user_version = 0")
+                _checkpoint(connection)
+            return wiped
+
+    def lock_conversation(self, conversation_id: int, wait_s: float) -> Callable[[], None] | None:
+        """Takes the operating system's lock on a file beside the store."""
+        folder = self.folder("locks")
+        if folder is None:
+            return lambda: None
+        lock = FileLock(folder / f"{conversation_id}.lock", timeout=wait_s, mode=0o600, thread_local=False)
+        try:
+            lock.acquire(poll_interval=0.02)
+        except Timeout:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot lock {lock.lock_file}: {error.strerror}") from error
+        return lock.release
+
+    def check_locks(self) -> None:
+        """Nothing to do: nobody can take a lock from a process that is alive."""
+
+    @contextmanager
+    def lock_index(self) -> Iterator[None]:
+        """One process at a time saves the index file."""
+        folder = self.folder("locks")
+        if folder is None:
+            yield
+            return
+        try:
+            with FileLock(folder / "index.lock", mode=0o600):
+                yield
+        except OSError as error:
+            raise StoreError(f"cannot lock the index of {self.path}: {error.strerror}") from error
+
+    def folder(self, kind: str) -> Path | None:
+        """A folder beside the file, made (mode 0700) when first needed; None in memory."""
+        if self.path is None:
+            return None
+        folder = Path(f"{self.path}-{kind}")
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot create {folder}: {error.strerror}") from error
+        return folder
+
+    def close(self) -> None:
+        """Closes every connection; SQLite then folds the WAL into the file."""
+        self.engine.dispose()
+        if self._give_back is not None:
+            self._give_back()
+
+
+def _n_owed(connection: Connection) -> int:
+    """How many deletions were not wiped from the files yet; kept in the header of the file."""
+    return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+
+
+def _checkpoint(connection: Connection) -> bool:
+    """Gives free pages back and empties the WAL; False where another process kept it busy."""
+    _run(connection, "PRAGMA incremental_vacuum")
+    return not _run(connection, "PRAGMA wal_checkpoint(TRUNCATE)")[0][0]
+
+
+def _run(connection: Connection, statement: str) -> list[Any]:
+    """Runs what cannot be part of a transaction."""
+    raw = connection.connection.driver_connection
+    assert raw is not None
+    return list(raw.execute(statement).fetchall())

@@ -25,7 +25,7 @@ COMMANDS = {
     "demo": "See recall and eviction at work, in a few minutes.",
     "replay": "Stream a log through a model and point out what is unusual.",
     "models": "Install and list models.",
-    "memory": "Look into the store: list, search, show, forget, verify.",
+    "memory": "Look into the store and keep it in order: search, forget, add documents, back up, and more.",
     "doctor": "Tell versions, devices, and the health of models and store.",
 }
 

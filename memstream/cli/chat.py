@@ -141,7 +141,7 @@ def _show(reply: Reply) -> None:
         terms = f", words: {shown(' '.join(note.why.terms))}" if note.why.terms else ""
         pinned = ", pinned" if note.why.pinned else ""
         why = f"{note.why.score:.2f}{terms}{pinned}"
-        click.secho(f"  recalled {note.id} ({why}): {shown(note.text)}", fg="green", err=True)
+        click.secho(f"  recalled {note.id} ({why}): {shown(note.note)}", fg="green", err=True)
     for gone in reply.evicted:
         turns = " ".join(gone.turns)
         click.secho(f"  evicted {turns} ({gone.n_tokens} tokens): {shown(gone.text)}", fg="yellow", err=True)

@@ -1,12 +1,16 @@
 """Storing, finding and forgetting what was said. Importing it loads no model library."""
 
 from memstream.memory.embedder import Embedder, SentenceTransformerEmbedder
+from memstream.memory.exporting import ExportReport, Part
 from memstream.memory.handle import ConversationHandle
+from memstream.memory.importing import ImportReport
 from memstream.memory.memory import Memory
 from memstream.memory.packing import Recall
 from memstream.memory.reranker import CrossEncoderReranker, Reranker
+from memstream.memory.retention import Hourly
+from memstream.memory.sources import Document
 from memstream.memory.summarizer import Summarizer
-from memstream.memory.verify import VerifyReport
+from memstream.memory.verify import RepairReport, VerifyReport
 from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo, Turn
 from memstream.stores.sql import SqlStore
@@ -15,9 +19,15 @@ __all__ = [
     "ConversationHandle",
     "ConversationInfo",
     "CrossEncoderReranker",
+    "Document",
     "Embedder",
+    "ExportReport",
+    "Hourly",
+    "ImportReport",
     "Memory",
+    "Part",
     "Recall",
+    "RepairReport",
     "Reranker",
     "Scope",
     "SentenceTransformerEmbedder",

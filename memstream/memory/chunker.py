@@ -44,6 +44,8 @@ def window_text(texts: Sequence[str], max_pieces: int = MAX_PIECES - 2) -> str:
 
 def estimated_pieces(word: str) -> int:
     """At least about as many word pieces as a tokenizer makes of a word."""
+    if word.isascii() and word.isalnum():
+        return (len(word) + _CHARS_PER_PIECE - 1) // _CHARS_PER_PIECE
     n_ascii = sum(char.isascii() and char.isalnum() for char in word)
     return (n_ascii + _CHARS_PER_PIECE - 1) // _CHARS_PER_PIECE + (len(word) - n_ascii)
 

@@ -14,7 +14,9 @@ import numpy as np
 
 from memstream.errors import DimensionMismatchError, ModelNotFoundError, StoreError
 from memstream.models import DEFAULT_EMBEDDER, find_embedder
+from memstream.stores import vectors
 from memstream.stores.base import Vectors
+from memstream.stores.vectors import SpaceInfo
 
 _log = logging.getLogger(__name__)
 _BATCH = 8  # a query waits for at most one such batch of the background's
@@ -49,15 +51,49 @@ def embed(embedder: Embedder, texts: Sequence[str]) -> Vectors:
         DimensionMismatchError: vectors of another shape than promised.
         StoreError: vectors that are not finite or not of length 1.
     """
-    vectors = np.asarray(embedder.embed(list(texts)), dtype=np.float32)
-    if vectors.shape != (len(texts), embedder.dimension):
+    matrix = np.asarray(embedder.embed(list(texts)), dtype=np.float32)
+    if matrix.shape != (len(texts), embedder.dimension):
         raise DimensionMismatchError(
-            f"{embedder.name} returned shape {list(vectors.shape)}; expected [{len(texts)}, {embedder.dimension}]"
+            f"{embedder.name} returned shape {list(matrix.shape)}; expected [{len(texts)}, {embedder.dimension}]"
         )
-    lengths = np.linalg.norm(vectors, axis=1)
+    lengths = np.linalg.norm(matrix, axis=1)
     if not np.isfinite(lengths).all() or (np.abs(lengths - 1.0) > 0.01).any():
         raise StoreError(f"{embedder.name} returned vectors that are not finite or not of length 1")
-    return vectors
+    return matrix
+
+
+class Embedders:
+    """The embedders a process has for one store: that of its vectors, and while it reindexes the next one too.
+
+    Args:
+        first: None searches words only.
+    """
+
+    def __init__(self, first: Embedder | None) -> None:
+        self._known: dict[str, Embedder] = {} if first is None else {first.fingerprint: first}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def add(self, embedder: Embedder) -> None:
+        """Knows one more."""
+        self._known = {**self._known, embedder.fingerprint: embedder}
+
+    def keep(self, embedder: Embedder) -> None:
+        """Knows no other from now on."""
+        self._known = {embedder.fingerprint: embedder}
+
+    def of(self, space: SpaceInfo) -> Embedder:
+        """The embedder whose vectors are in a space.
+
+        Raises:
+            DimensionMismatchError: this process has none such: the store was made, or made anew, with another.
+        """
+        found = self._known.get(space.fingerprint)
+        if found is None:
+            found = list(self._known.values())[-1]
+            vectors.check_space(space, found.name, found.fingerprint, found.dimension)
+        return found
 
 
 class SentenceTransformerEmbedder:
@@ -123,7 +159,7 @@ class SentenceTransformerEmbedder:
                 _log.info("loading the embedder %s", self.name)
                 with quiet_loading():
                     self._model = SentenceTransformer(str(self._folder), device=self._device, local_files_only=True)
-            vectors = self._model.encode(
+            matrix = self._model.encode(
                 texts, batch_size=_BATCH, convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False
             )
-        return np.asarray(vectors, dtype=np.float32)
+        return np.asarray(matrix, dtype=np.float32)

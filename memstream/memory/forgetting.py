@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, delete, select, update
@@ -11,20 +12,29 @@ from sqlalchemy import Connection, delete, select, update
 from memstream.errors import InputError, StoreError
 from memstream.memory import keys
 from memstream.memory.view import View, view_of
-from memstream.stores import fulltext, rows, vectors
+from memstream.stores import documents, fulltext, rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import Scope
+from memstream.stores.documents import StoredDocument, StoredPassage
 from memstream.stores.sql import SqlStore
 
 _ECHO_SHARE = 0.6  # of the forgotten words: a text with so many of them quotes it
 _ECHO_POSTINGS = 100_000
+_KINDS = ("turn", "fact", "passage", "document")
+
+Stored = rows.Turn | db.Fact | StoredPassage | StoredDocument
 
 
 @dataclass(slots=True)
 class Forgotten:
-    """What one transaction removed."""
+    """What one transaction removed: the texts, and the ids under which they were found.
 
-    text: str
+    ``owed_more`` where something was still to be wiped from the files before it.
+    """
+
+    texts: list[str]
+    ids: set[str]
+    owed_more: bool = False
     removed: dict[str, int] = field(default_factory=dict)
     chunk_ids: list[int] = field(default_factory=list)
     echoes: tuple[str, ...] = ()
@@ -33,25 +43,32 @@ class Forgotten:
 
 
 def parse_id(memory_id: str) -> tuple[str, int]:
-    """Splits ``turn:17`` or ``fact:3``.
+    """Splits ``turn:17``, ``fact:3``, ``passage:5`` or ``document:2``.
 
     Raises:
-        InputError: it is neither.
+        InputError: it is none of them.
     """
-    match = re.fullmatch(r"(turn|fact):(\d{1,18})", memory_id)
+    match = re.fullmatch(rf"({'|'.join(_KINDS)}):(\d{{1,18}})", memory_id)
     if match is None:
-        raise InputError(f"{memory_id!r} is not the id of a memory; ids look like turn:17 or fact:3")
+        raise InputError(
+            f"{memory_id!r} is not the id of a memory; ids look like turn:17, fact:3, passage:5 or document:2"
+        )
     return match[1], int(match[2])
 
 
-def find(connection: Connection, scope: Scope, memory_id: str) -> tuple[View, rows.Turn | db.Fact]:
-    """A memory the scope owns.
+def find(connection: Connection, scope: Scope, memory_id: str, *, reading: bool = False) -> tuple[View, Stored]:
+    """A memory the scope owns; for ``reading`` also one of the documents it may recall.
 
     Raises:
         InputError: there is none under that id, or it is somebody else's: the message is the same.
     """
     kind, number = parse_id(memory_id)
     view = view_of(connection, scope, None)
+    if view is not None and kind in ("passage", "document"):
+        text = _find_text(connection, kind, number)
+        if text is not None and text.owner_id in (view.documents if reading else (view.owner_id,)):
+            return view, text
+        view = None
     found: rows.Turn | db.Fact | None = None
     if view is not None and kind == "turn":
         turn = rows.turns_by_id(connection, [number]).get(number)
@@ -69,6 +86,12 @@ def find(connection: Connection, scope: Scope, memory_id: str) -> tuple[View, ro
     return view, found
 
 
+def _find_text(connection: Connection, kind: str, number: int) -> StoredPassage | StoredDocument | None:
+    if kind == "document":
+        return documents.by_id(connection, number)
+    return next(iter(documents.passages(connection, ids=[number])), None)
+
+
 def scope_of(connection: Connection, memory_id: str) -> Scope | None:
     """The scope a memory belongs to; None where there is none under that id.
 
@@ -76,6 +99,9 @@ def scope_of(connection: Connection, memory_id: str) -> Scope | None:
         InputError: it is not an id.
     """
     kind, number = parse_id(memory_id)
+    if kind in ("passage", "document"):
+        found = _find_text(connection, kind, number)
+        return None if found is None else rows.scope_of_owner(connection, found.owner_id)
     columns = select(db.Owner.namespace, db.Owner.user_key, db.Conversation.name)
     if kind == "turn":
         said = columns.select_from(db.Turn).join(db.Conversation, db.Conversation.id == db.Turn.conversation_id)
@@ -102,12 +128,26 @@ def forget(store: SqlStore, scope: Scope, memory_id: str) -> Forgotten:
         view, memory = find(connection, scope, memory_id)
         if isinstance(memory, rows.Turn) and memory.state == "open":
             raise InputError(f"{memory_id} is still being said; finish or stop it first")
-        done = Forgotten(memory.text, echoes=_echoes(connection, view, memory_id, memory.text))
+        texts = (
+            {memory_id: memory.text}
+            if not isinstance(memory, StoredDocument)
+            else {
+                f"passage:{passage.id}": passage.text
+                for passage in documents.passages(connection, document_id=memory.id)
+            }
+        )
+        done = Forgotten(list(texts.values()), set(texts), echoes=_echoes(connection, view, texts))
+        done.owed_more = store.owe_purge(connection)
         done.n_snapshots = drop_snapshots(store, connection, view.owner_id)
         if isinstance(memory, rows.Turn):
             _forget_turn(connection, memory, done)
-        else:
+        elif isinstance(memory, db.Fact):
             _forget_fact(connection, memory.id, done)
+        else:
+            whole = isinstance(memory, StoredDocument)
+            remove = documents.remove if whole else documents.remove_passages
+            change = remove(connection, [memory.id])
+            done.removed, done.chunk_ids = change.removed, change.chunk_ids
     return done
 
 
@@ -130,41 +170,50 @@ def _forget_turn(connection: Connection, turn: rows.Turn, done: Forgotten) -> No
 
 def _forget_fact(connection: Connection, fact_id: int, done: Forgotten) -> None:
     done.chunk_ids = list(connection.scalars(select(db.Chunk.id).where(db.Chunk.fact_id == fact_id)))
-    removed = vectors.delete_chunks(connection, done.chunk_ids)
+    done.removed = remove_fact(connection, fact_id)
+
+
+def remove_fact(connection: Connection, fact_id: int) -> dict[str, int]:
+    """Removes a fact with its pin, words and key. Returns rows removed by table."""
+    chunk_ids = list(connection.scalars(select(db.Chunk.id).where(db.Chunk.fact_id == fact_id)))
+    removed = vectors.delete_chunks(connection, chunk_ids)
     words = fulltext.drop_facts(connection, [fact_id])
     pins = connection.execute(delete(db.Pin).where(db.Pin.fact_id == fact_id)).rowcount
     gone = connection.execute(delete(db.Fact).where(db.Fact.id == fact_id)).rowcount
-    done.removed = {"facts": gone, "pins": pins, "words": words, **removed}
+    return {"facts": gone, "pins": pins, "words": words, **removed}
 
 
 def drop_snapshots(store: SqlStore, connection: Connection, owner_id: int) -> int:
-    """Deletes the snapshot files of all conversations of an owner, then their rows, and counts the owner on.
+    """Deletes the snapshot files of all conversations that an owner's memories may have reached, then their rows.
 
     Files are found by name, so that one whose writer was killed before it was recorded goes too; caches and snapshots
     of before are known by the count. Returns how many were recorded.
     """
-    mine = list(connection.scalars(select(db.Conversation.id).where(db.Conversation.owner_id == owner_id)))
-    for conversation_id in mine:
-        path = store.snapshot_path(f"{conversation_id}.snapshot")
-        if path is None:
-            break
-        for file in path.parent.glob(f"{path.name}*"):
-            try:
-                file.unlink(missing_ok=True)
-            except OSError as error:
-                raise StoreError(
-                    f"cannot delete the snapshot {file}: {error.strerror}; nothing was forgotten"
-                ) from error
-    of_owner = db.Conversation.owner_id == owner_id
-    recorded = db.Snapshot.conversation_id.in_(select(db.Conversation.id).where(of_owner))
+    of_readers = db.Conversation.owner_id.in_(rows.readers(connection, owner_id))
+    mine = connection.scalars(select(db.Conversation.id).where(of_readers))
+    names, folder = {str(conversation_id) for conversation_id in mine}, store.snapshot_path("")
+    for file in folder.iterdir() if folder is not None else ():
+        if file.name.partition(".snapshot")[0] not in names:
+            continue
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot delete the snapshot {file}: {error.strerror}; nothing was forgotten") from error
+    recorded = db.Snapshot.conversation_id.in_(select(db.Conversation.id).where(of_readers))
     n = connection.execute(delete(db.Snapshot).where(recorded)).rowcount
-    counted = update(db.Owner).where(db.Owner.id == owner_id).values(n_forgotten=db.Owner.n_forgotten + 1)
-    connection.execute(counted)
+    count_on(connection, owner_id)
     return n
+
+
+def count_on(connection: Connection, owner_id: int) -> None:
+    """Has every cache that something of an owner may have reached made anew before it is used again."""
+    reached = db.Owner.id.in_(rows.readers(connection, owner_id))
+    connection.execute(update(db.Owner).where(reached).values(n_forgotten=db.Owner.n_forgotten + 1))
 
 
 def delete_conversation(store: SqlStore, connection: Connection, conversation_id: int) -> None:
     """Removes a conversation with all its turns, facts, keys, words and the owner's snapshots."""
+    store.owe_purge(connection)
     drop_snapshots(store, connection, rows.owner_of(connection, conversation_id))
     chunks = select(db.Chunk.id).where(db.Chunk.conversation_id == conversation_id)
     vectors.delete_chunks(connection, list(connection.scalars(chunks)))
@@ -175,19 +224,22 @@ def delete_conversation(store: SqlStore, connection: Connection, conversation_id
     connection.execute(delete(db.Conversation).where(db.Conversation.id == conversation_id))  # the rest cascades
 
 
-def _echoes(connection: Connection, view: View, memory_id: str, text: str) -> tuple[str, ...]:
-    """Other memories of the owner that quote a text: they hold most of its words."""
+def _echoes(connection: Connection, view: View, texts: Mapping[str, str]) -> tuple[str, ...]:
+    """Other memories of the owner that quote one of the texts (by id): they hold most of its words."""
+    found = {other for text in texts.values() for other in _quoting(connection, view, text)} - texts.keys()
+    return tuple(sorted(found, key=lambda other: (other.partition(":")[0], int(other.partition(":")[2]))))
+
+
+def _quoting(connection: Connection, view: View, text: str) -> list[str]:
     terms = fulltext.query_terms(text, 64)
-    if not terms:
-        return ()
     shared: Counter[str] = Counter()
     for term in terms:
         turns = fulltext.turns_with(connection, view.scope_term, term, -1, 0, _ECHO_POSTINGS)
         shared.update(f"turn:{turn_id}" for turn_id in turns)
-        shared.update(
-            f"fact:{fact_id}" for fact_id in fulltext.facts_with(connection, view.scope_term, term, _ECHO_POSTINGS)
-        )
-    del shared[memory_id]
+        facts = fulltext.facts_with(connection, view.scope_term, term, _ECHO_POSTINGS)
+        shared.update(f"fact:{fact_id}" for fact_id in facts)
+        if view.owner_id in view.documents:
+            passages = fulltext.passages_with(connection, [view.owner_id], term, _ECHO_POSTINGS)
+            shared.update(f"passage:{passage_id}" for passage_id in passages)
     enough = len(terms) if len(terms) <= 2 else _ECHO_SHARE * len(terms)
-    found = [other for other, n in shared.items() if n >= enough]
-    return tuple(sorted(found, key=lambda other: (other.partition(":")[0], int(other.partition(":")[2]))))
+    return [other for other, n in shared.items() if n >= enough]

@@ -67,6 +67,7 @@ class ConversationHandle:
     def _check_open(self) -> None:
         if self._release is None:
             raise StoreError(f"conversation {self.scope.conversation!r} was closed; open it again")
+        self._store.check_locks()
 
     def begin_turn(self, role: str, text: str, n_tokens: int, said: datetime | None = None) -> int:
         """Commits a turn before anything else happens; an assistant's turn stays open until it is finished.
@@ -164,8 +165,14 @@ class ConversationHandle:
         """Where this conversation's snapshot belongs; None for a store in memory, which keeps nothing on disk."""
         return self._store.snapshot_path(f"{self.id}.snapshot")
 
-    def record_snapshot(self, fingerprint: str, last_sequence: int) -> None:
+    def record_snapshot(self, fingerprint: str, last_sequence: int, n_forgotten: int) -> None:
         """Notes that ``snapshot_path`` was written, and for which model and last turn.
+
+        Args:
+            fingerprint: of the model.
+            last_sequence: of the last turn in it.
+            n_forgotten: the owner's count when the cache was loaded. Where something was forgotten since, the file has
+                seen it and is deleted.
 
         Raises:
             StoreError: there is no such file.
@@ -178,10 +185,11 @@ class ConversationHandle:
             os.chmod(path, 0o600)
         except OSError as error:
             raise StoreError(f"cannot record the snapshot {path}: {error.strerror}") from error
-        for partial in path.parent.glob(f"{path.name}.*"):  # of a writer that was killed
-            partial.unlink(missing_ok=True)
         with self._store.write() as connection:
             connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id == self.id))
+            if rows.n_forgotten(connection, self.id) != n_forgotten:
+                path.unlink(missing_ok=True)
+                return
             self._prune(connection)
             connection.execute(
                 insert(db.Snapshot).values(
@@ -214,3 +222,16 @@ class ConversationHandle:
             )
         path = None if file is None else self._store.snapshot_path(file)
         return path if path is not None and path.exists() else None
+
+
+def sweep_snapshots(store: SqlStore, connection: Connection, conversation_id: int) -> None:
+    """Removes what a killed process left of a conversation's snapshots: files that are not recorded.
+
+    For whoever owns the conversation; a forget that came in between may have missed them.
+    """
+    if store.path is None:
+        return
+    known = connection.scalar(select(db.Snapshot.file).where(db.Snapshot.conversation_id == conversation_id))
+    for file in Path(f"{store.path}-snapshots").glob(f"{conversation_id}.snapshot*"):
+        if file.name != known:
+            file.unlink(missing_ok=True)

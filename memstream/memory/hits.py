@@ -1,16 +1,17 @@
-"""What a search found: turns and facts with their scores, the windows they were found under, and the gate."""
+"""What a search found: turns, facts and passages with their scores, the windows they were found under, and the gate."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memstream.stores.documents import StoredPassage
 from memstream.stores.rows import Turn
 
 
 @dataclass(slots=True)
 class Hit:
-    """A turn or fact, with its scores.
+    """A turn, a fact or a passage of a document, with its scores.
 
     Attributes:
         evidence: how far it is above the gate (0 and more lets it in), or below.
@@ -31,6 +32,14 @@ class Hit:
     dense_rank: int | None = None
     lexical_rank: int | None = None
     rerank: float | None = None
+    passage: StoredPassage | None = None
+
+    @property
+    def text(self) -> str:
+        """What was found."""
+        if self.passage is not None:
+            return self.passage.text
+        return self.turn.text if self.turn is not None else self.fact[1] if self.fact is not None else ""
 
 
 def through_the_gate(hits: Sequence[Hit]) -> list[Hit]:

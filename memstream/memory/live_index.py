@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection
+from typing import Protocol
 
 import numpy as np
 from sqlalchemy import Connection, delete, insert, select
 
-from memstream.errors import StoreCorruptError
+from memstream.errors import ConfigError, StoreCorruptError
 from memstream.stores import index_file, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import VectorIndex, Vectors
@@ -17,18 +18,92 @@ from memstream.stores.exact_index import ExactIndex
 from memstream.stores.faiss_index import FaissIndex, faiss_installed
 from memstream.stores.index_file import Header
 from memstream.stores.sql import SqlStore
+from memstream.stores.vectors import SpaceInfo
 
 _log = logging.getLogger(__name__)
 _PIECE = 1024  # vectors read from SQL at once
 
 
+class SearchIndex(Protocol):
+    """What finds the vectors of a store, one scope at a time. Thread safe.
+
+    Attributes:
+        space: whose vectors are searched; None before the first vector or ``refresh``.
+        unsaved_events: how many events its file is behind.
+    """
+
+    @property
+    def space(self) -> SpaceInfo | None: ...
+
+    @property
+    def unsaved_events(self) -> int: ...
+
+    def refresh(self) -> None:
+        """Brings it up to the newest event, whoever wrote it."""
+
+    def follow(self) -> None:
+        """The same, unless nothing was searched yet and it need not take memory before that."""
+
+    def search(self, query: Vectors, scope: int, k: int, without: Collection[int]) -> list[int]:
+        """The at most k best of a scope for ``query`` [d], best first. Call ``refresh`` before."""
+
+    def cosines(self, queries: Vectors, chunk_ids: Collection[int]) -> dict[int, list[float]]:
+        """The cosine of each chunk that is held with each query [n, d]."""
+
+    def holds(self, chunk_ids: Collection[int]) -> bool:
+        """True where any of the chunks is still there."""
+
+    def improve(self) -> None:
+        """Builds better indexes for scopes that have grown large; searches go on meanwhile."""
+
+    def rebuild(self) -> None:
+        """Makes it anew from the vectors in SQL; ``checkpoint`` then saves it."""
+
+    def count(self) -> int:
+        """How many vectors are held."""
+
+    def checkpoint(self) -> None:
+        """Saves what can be saved.
+
+        Raises:
+            StoreError: the disk refused; what was saved before stays.
+        """
+
+    def problems(self) -> list[str]:
+        """What differs between it and the vectors in SQL."""
+
+
+def open_index(store: SqlStore, kind: str, *, lazy: bool) -> SearchIndex:
+    """The index of a store.
+
+    Args:
+        store: whose vectors are searched.
+        kind: ``auto``: pgvector on PostgreSQL, else FAISS where it is installed, else exact; or ``exact``, ``faiss``,
+            ``pgvector``, or ``faiss:`` and FAISS's own description of the indexes of large scopes, such as
+            ``faiss:IVF4096,SQ8``.
+        lazy: takes no memory until something is searched.
+
+    Raises:
+        ConfigError: another kind, or pgvector without PostgreSQL.
+        MissingExtraError: FAISS is asked for by name, and not installed.
+    """
+    if kind not in ("auto", "exact", "faiss", "pgvector") and not kind.startswith("faiss:"):
+        raise ConfigError(f"index is {kind!r}; allowed: 'auto', 'exact', 'faiss', 'faiss:FACTORY', 'pgvector'")
+    if kind == "pgvector" and store.dialect != "postgresql":
+        raise ConfigError("index is 'pgvector', but the store is not on PostgreSQL; use 'auto'")
+    if store.dialect == "postgresql" and kind in ("auto", "pgvector"):
+        from memstream.stores.pgvector_index import PgVectorIndex
+
+        return PgVectorIndex(store)
+    return LiveIndex(store, kind, lazy=lazy)
+
+
 class LiveIndex:
-    """The index over all scopes of one store. Thread safe: one thread at a time.
+    """The index in memory over all scopes of one store. Thread safe: one thread at a time.
 
     Args:
         store: whose vectors it caches.
-        kind: ``auto`` takes FAISS where it is installed, and the exact index otherwise; ``faiss:`` may be followed by
-            FAISS's own description of the indexes of large scopes, such as ``IVF4096,SQ8``.
+        kind: as in ``open_index``.
         lazy: takes no memory until something is searched.
     """
 
@@ -38,17 +113,30 @@ class LiveIndex:
         self._lazy = lazy
         self._lock = threading.RLock()
         self._index: VectorIndex | None = None
-        self._space: vectors.SpaceInfo | None = None
+        self._space: SpaceInfo | None = None
         self._sequence = 0
         self._saved_sequence: int | None = None
+
+    @property
+    def space(self) -> SpaceInfo | None:
+        """The space whose vectors are held."""
+        return self._space
 
     def refresh(self) -> None:
         """Brings the index up to the newest event, whoever wrote it."""
         with self._lock, self._store.read() as connection:
-            if self._index is None:
-                self._open(connection)
-            else:
-                self._replay(connection)
+            self._update(connection)
+
+    def _update(self, connection: Connection) -> None:
+        if self._index is None or self._has_moved(connection):
+            self._open(connection)
+        else:
+            self._replay(connection)
+
+    def _has_moved(self, connection: Connection) -> bool:
+        """True where another space serves now."""
+        space = vectors.find_space(connection)
+        return space is None or self._space is None or space.id != self._space.id
 
     def follow(self) -> None:
         """Brings the index up to date, unless it is lazy and nothing was searched yet."""
@@ -113,13 +201,13 @@ class LiveIndex:
             header = self._read(connection, self._index, space)
             self._sequence = self._saved_sequence = header.last_sequence
             self._replay(connection)
-            if self._index.count() != vectors.count(connection):
+            if self._index.count() != vectors.count(connection, space):
                 raise StoreCorruptError("its count differs from the store's")
         except StoreCorruptError as error:
             _log.info("rebuilding the vector index %s from the store: %s", path, error)
             self._rebuild(connection)
 
-    def _read(self, connection: Connection, index: VectorIndex, space: vectors.SpaceInfo) -> Header:
+    def _read(self, connection: Connection, index: VectorIndex, space: SpaceInfo) -> Header:
         """Loads the index file after checking that it is this store's."""
         path = self._store.index_path
         assert path is not None
@@ -137,12 +225,19 @@ class LiveIndex:
         index_file.load(path, index, header)
         return header
 
+    def rebuild(self) -> None:
+        """Builds the index anew from the vectors in SQL; ``checkpoint`` then saves it."""
+        with self._lock, self._store.read() as connection:
+            self._space = vectors.find_space(connection)
+            if self._space is not None:
+                self._rebuild(connection)
+
     def _rebuild(self, connection: Connection) -> None:
         assert self._space is not None
         index = self._new(self._space.dimension)
         last = 0
         while True:
-            ids, matrix, scopes = vectors.read_after(connection, last, _PIECE, index.dimension)
+            ids, matrix, scopes = vectors.read_after(connection, self._space, last, _PIECE)
             if not len(ids):
                 break
             index.upsert(ids, matrix, scopes)
@@ -151,6 +246,7 @@ class LiveIndex:
 
     def _replay(self, connection: Connection) -> None:
         assert self._index is not None
+        assert self._space is not None
         newest = vectors.last_event(connection)
         if newest < self._sequence:
             _log.info("rebuilding the vector index: the store was replaced by an older one")
@@ -163,7 +259,7 @@ class LiveIndex:
         self._index.delete(np.array(gone, dtype=np.int64))
         added = [chunk for chunk, action in changed.items() if action == "add"]
         for start in range(0, len(added), _PIECE):
-            ids, matrix, scopes = vectors.read(connection, added[start : start + _PIECE], self._index.dimension)
+            ids, matrix, scopes = vectors.read(connection, self._space, added[start : start + _PIECE])
             self._index.upsert(ids, matrix, scopes)
         self._sequence = newest
 
@@ -213,30 +309,27 @@ class LiveIndex:
 
     def problems(self) -> list[str]:
         """What differs between the index, brought up to date, and the vectors in SQL."""
-        with self._lock:
-            self.refresh()
-            if self._index is None:
+        with self._lock, self._store.read() as connection:  # one view of the store for both
+            self._update(connection)
+            if self._index is None or self._space is None:
                 return []
             n_seen, last = 0, 0
             found: list[str] = []
-            with self._store.read() as connection:
-                while True:
-                    ids, matrix, scopes = vectors.read_after(connection, last, _PIECE, self._index.dimension)
-                    if not len(ids):
-                        break
-                    last = int(ids[-1])
-                    n_seen += len(ids)
-                    held = self._index.scopes_of(ids)
-                    found.extend(
-                        f"chunk {i} has a vector in the store, but not in the index" for i in ids[held == 0][:3]
-                    )
-                    elsewhere = ids[(held != 0) & (held != scopes)]
-                    found.extend(f"the index holds chunk {i} in another's scope" for i in elsewhere[:3])
-                    known, vectors_held = self._index.get(ids)
-                    order = np.argsort(known)
-                    expected = matrix[np.isin(ids, known)]
-                    wrong = known[order][(np.abs(vectors_held[order] - expected) > self._index.precision).any(axis=1)]
-                    found.extend(f"the index holds another vector for chunk {i} than the store" for i in wrong[:3])
+            while True:
+                ids, matrix, scopes = vectors.read_after(connection, self._space, last, _PIECE)
+                if not len(ids):
+                    break
+                last = int(ids[-1])
+                n_seen += len(ids)
+                held = self._index.scopes_of(ids)
+                found.extend(f"chunk {i} has a vector in the store, but not in the index" for i in ids[held == 0][:3])
+                elsewhere = ids[(held != 0) & (held != scopes)]
+                found.extend(f"the index holds chunk {i} in another's scope" for i in elsewhere[:3])
+                known, vectors_held = self._index.get(ids)
+                order = np.argsort(known)
+                expected = matrix[np.isin(ids, known)]
+                wrong = known[order][(np.abs(vectors_held[order] - expected) > self._index.precision).any(axis=1)]
+                found.extend(f"the index holds another vector for chunk {i} than the store" for i in wrong[:3])
             n_held = self._index.count()
             if not found and n_seen != n_held:
                 found.append(f"the index holds {n_held} vectors, the store {n_seen}")

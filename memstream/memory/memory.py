@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, select, update
 
 from memstream.config import RecallConfig
 from memstream.errors import ConfigError, InputError
-from memstream.memory import forgetting, gate, keys
-from memstream.memory.embedder import Embedder
-from memstream.memory.handle import ConversationHandle
+from memstream.memory import facts, forgetting, keys, present
+from memstream.memory.documents import Adding, Told
+from memstream.memory.embedder import Embedder, Embedders
+from memstream.memory.gate import Gate
+from memstream.memory.handle import ConversationHandle, sweep_snapshots
 from memstream.memory.hits import Hit, Ranked, through_the_gate
 from memstream.memory.indexer import Indexer
-from memstream.memory.live_index import LiveIndex
+from memstream.memory.live_index import open_index
 from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
 from memstream.memory.reranker import Reranker, rerank
 from memstream.memory.retriever import Retriever
+from memstream.memory.sources import Document, Paths
 from memstream.memory.summaries import Summaries
 from memstream.memory.summarizer import Summarizer
-from memstream.memory.verify import VerifyReport, verify
+from memstream.memory.upkeep import Upkeep
 from memstream.memory.view import view_of
-from memstream.report import ForgetReceipt, Recalled, SummaryCounts
-from memstream.stores import fulltext, rows, vectors
+from memstream.report import AddedDocuments, DocumentInfo, ForgetReceipt, Recalled, SummaryCounts
+from memstream.stores import documents as stored_documents
+from memstream.stores import rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo
 from memstream.stores.sql import SqlStore
 
-_LEXICAL_GATE = -0.05  # without an embedder, two fifths of the words that were asked for let a memory in
+_TEXTS_SOUGHT = 8  # of a document's passages, those that are searched for again once they are forgotten
 
 
-class Memory:
+class Memory(Upkeep):
     """Remembers for all conversations of a store. Thread safe.
 
     A background thread embeds and summarises; nothing a reply waits for does. Vectors not made yet when the process
@@ -46,10 +50,11 @@ class Memory:
         store: an open store; closed with the memory.
         embedder: None searches words only.
         recall: how much is recalled, and the gate.
-        index: ``auto``, ``exact``, ``faiss``, or ``faiss:`` and FAISS's own description; see ``LiveIndex``.
+        index: ``auto``, ``exact``, ``faiss``, ``faiss:`` and FAISS's own description, or ``pgvector``; see
+            ``open_index``.
         summarizer: summarises exchanges that left a window, in a thread of its own; None takes whole sentences of them.
-        reranker: puts the best hits into a better order; None leaves them as they are.
         summaries_believed: False rejects a summary that names a number or a name that its turns do not.
+        reranker: puts the best hits into a better order; None leaves them as they are.
 
     Raises:
         DimensionMismatchError: the store's vectors were made by another embedder.
@@ -67,18 +72,20 @@ class Memory:
         reranker: Reranker | None = None,
     ) -> None:
         self.store = store
-        self._embedder = embedder
+        self._embedders = Embedders(embedder)
         self.config = recall
-        self._index = LiveIndex(store, index, lazy=not recall.enabled)
-        self._retriever = Retriever(store, self._index, embedder)
+        self._index = open_index(store, index, lazy=not recall.enabled)
+        self._retriever = Retriever(store, self._index, self._embedders)
         self._reranker = reranker
-        self._gate: float | None = recall.gate
+        self._gate = Gate(store, self._index, self._embedders)
         self._closed = False
-        self._indexer = Indexer(store, self._index, embedder)
+        self._indexer = Indexer(store, self._index, self._embedders)
         self._summaries = Summaries(store, summarizer, believed=summaries_believed, stored=self._indexer.wake)
         if embedder is not None:
             self._check_space(embedder)
             self._indexer.wake()
+        if store.owes_purge:  # who deleted it was killed, or the disk was full
+            self._indexer.run(self._purge)
 
     def _check_space(self, embedder: Embedder) -> None:
         with self.store.read() as connection:
@@ -113,6 +120,7 @@ class Memory:
                 for turn_id in rows.open_turns(connection, conversation_id):
                     rows.finish_turn(connection, conversation_id, turn_id, None, None, "cut")
                 keys.add_windows(connection, conversation_id)
+                sweep_snapshots(self.store, connection, conversation_id)
         except BaseException:
             release()
             raise
@@ -150,7 +158,7 @@ class Memory:
             ConversationBusyError: it is open.
         """
         renamed = Scope(scope.namespace, scope.user, name)
-        with self._alone(scope) as conversation_id, self.store.write() as connection:
+        with self._alone(scope) as (connection, conversation_id):
             if rows.find_conversation(connection, renamed) is not None:
                 raise InputError(f"there is a conversation {name!r} already")
             connection.execute(update(db.Conversation).where(db.Conversation.id == conversation_id).values(name=name))
@@ -162,20 +170,23 @@ class Memory:
             InputError: there is none.
             ConversationBusyError: it is open.
         """
-        with self._alone(scope) as conversation_id, self.store.write() as connection:
+        with self._alone(scope) as (connection, conversation_id):
             forgetting.delete_conversation(self.store, connection, conversation_id)
         self._purge()
 
     @contextmanager
-    def _alone(self, scope: Scope) -> Iterator[int]:
-        """Owns the scope's conversation for one step; gives its id."""
+    def _alone(self, scope: Scope) -> Iterator[tuple[Connection, int]]:
+        """Owns the scope's conversation for one transaction; gives its id."""
         with self.store.read() as connection:
             conversation_id = rows.find_conversation(connection, scope)
         if conversation_id is None or scope.conversation is None:
             raise InputError(f"there is no conversation {scope.conversation!r} for {scope}")
         release = self.store.lock_conversation(conversation_id, name=scope.conversation, wait_s=0.0)
         try:
-            yield conversation_id
+            with self.store.write() as connection:
+                if rows.find_conversation(connection, scope) != conversation_id:
+                    raise InputError(f"conversation {scope.conversation!r} was deleted or renamed meanwhile")
+                yield connection, conversation_id
         finally:
             release()
 
@@ -192,7 +203,8 @@ class Memory:
     ) -> Recall:
         """Finds what matters for the latest turns; nothing is a normal outcome.
 
-        Searches everything of (namespace, user), or of the one conversation where there is no user.
+        Searches everything of (namespace, user), or of the one conversation where there is no user, and the shared
+        knowledge of the namespace.
 
         Args:
             scope: of the asking conversation.
@@ -234,6 +246,12 @@ class Memory:
         hits = self._rank(scope, [query], None).hits
         return [hit for hit in hits if hit.terms or (hit.near and hit.evidence >= 0)]
 
+    def _found_again(self, scope: Scope, texts: Iterable[str]) -> set[str]:
+        """The ids of what searching for texts finds, whatever a reranker would think of it."""
+        matches = [hit for text in texts for hit in self._matches(scope, text)]
+        with self.store.read() as connection:
+            return {hit.id for hit in recalled(connection, matches)}
+
     def _reranked(self, query_turns: Sequence[str], hits: list[Hit]) -> list[Hit]:
         """Hits in the order in which they are to be taken."""
         if self._reranker is None or not hits:
@@ -242,11 +260,11 @@ class Memory:
 
     def _rank(self, scope: Scope, query_turns: Sequence[str], window_from: int | None) -> Ranked:
         return self._retriever.rank(
-            scope, query_turns, window_from=window_from, gate=self._gate_value(), today=db.now().date()
+            scope, query_turns, window_from=window_from, gate=self._gate.value(self.config.gate), today=db.now().date()
         )
 
     def memories(self, scope: Scope, *, limit: int = 50) -> list[Recalled]:
-        """The newest facts and live turns of a scope, oldest of them first."""
+        """The newest documents (by their titles), facts and live turns of a scope, oldest of them first."""
         with self.store.read() as connection:
             view = view_of(connection, scope, None)
             if view is None:
@@ -254,18 +272,19 @@ class Memory:
             newest = select(db.Turn.id).join(db.Conversation).where(view.turns()).order_by(db.Turn.id.desc())
             turns = rows.turns_by_id(connection, list(connection.scalars(newest.limit(limit))))
             hits = [unscored(turn=turn) for _, turn in sorted(turns.items())]
-            return pinned_facts(connection, view)[::-1] + recalled(connection, hits)
+            own = stored_documents.of_owner(connection, view.owner_id, limit=limit)
+            titles = [present.listed(document) for document in own]
+            return titles + pinned_facts(connection, view)[::-1] + recalled(connection, hits)
 
     def show(self, scope: Scope, memory_id: str) -> Recalled:
-        """One memory in full.
+        """One memory in full, or a document that the scope may read.
 
         Raises:
             InputError: the scope has none under that id.
         """
         with self.store.read() as connection:
-            _, memory = forgetting.find(connection, scope, memory_id)
-            hit = unscored(turn=memory) if isinstance(memory, rows.Turn) else unscored(fact=(memory.id, memory.text))
-            return recalled(connection, [hit])[0]
+            _, memory = forgetting.find(connection, scope, memory_id, reading=True)
+            return present.whole(connection, memory)
 
     def remember(self, scope: Scope, text: str) -> str:
         """Stores a fact and pins it: it is recalled every time. Returns its id, such as ``fact:3``.
@@ -278,20 +297,57 @@ class Memory:
         if not text:
             raise InputError("there is nothing to remember: the text is empty")
         if scope.user is None and scope.conversation is None:
-            raise ConfigError("a fact needs a user or a conversation to belong to")
+            raise ConfigError("a fact needs a user or a conversation to belong to; shared knowledge takes documents")
         with self.store.write() as connection:
             owner_id = rows.ensure_owner(connection, scope)
             conversation_id = None if scope.user is not None else rows.ensure_conversation(connection, scope)
-            values = {"owner_id": owner_id, "conversation_id": conversation_id, "text": text}
-            statement = insert(db.Fact).values(**values, created=db.now()).returning(db.Fact.id)
-            fact_id = connection.execute(statement).scalar_one()
-            connection.execute(insert(db.Pin).values(fact_id=fact_id, created=db.now()))
-            connection.execute(insert(db.Chunk).values(**values, kind="fact", fact_id=fact_id))
-            fulltext.add_fact(connection, fact_id, owner_id, conversation_id, text)
+            fact_id, _ = facts.add(connection, owner_id, conversation_id, text, created=db.now(), pinned=True)
         self._indexer.wake()
         return f"fact:{fact_id}"
 
-    # --- forgetting and checking
+    # --- documents
+
+    def add_documents(
+        self,
+        scope: Scope,
+        documents: Paths | Document | Iterable[Paths | Document],
+        *,
+        sync: bool = False,
+        told: Told | None = None,
+    ) -> AddedDocuments:
+        """Adds documents, which are recalled by passages, with a citation; what did not change is left as it is.
+
+        A file is told by its path and a text by its name: added again, it takes the place of what was there, and
+        passages that are the same keep their vectors. What is gone from a document is forgotten as by ``forget``.
+        Each document is stored in one transaction; after an error or a crash, adding the same again goes on from there.
+
+        Args:
+            scope: ``Scope(namespace, knowledge=True)`` for what all conversations of the namespace may recall; or of a
+                user, for their conversations alone.
+            documents: files (Markdown, JSON lines by their suffix, anything else as plain text), folders, texts.
+            sync: also removes the documents of files that are gone from the folders given.
+            told: is called with the name of each document that is done.
+
+        Raises:
+            InputError: a file is missing, unreadable, not UTF-8, or a line of it no record; those before it are stored.
+            ConfigError: the scope is of a conversation without a user.
+        """
+        adding = Adding(self.store, scope, told)
+        try:
+            return adding.run(documents, sync=sync)
+        finally:
+            if adding.finish():
+                self._purge()
+            self._indexer.wake()
+
+    def documents(self, scope: Scope) -> list[DocumentInfo]:
+        """The documents of a user, or of the shared knowledge of a namespace, in the order they were added."""
+        with self.store.read() as connection:
+            owner_id = rows.find_owner(connection, scope)
+            found = [] if owner_id is None else stored_documents.of_owner(connection, owner_id)
+        return [present.info(document) for document in found]
+
+    # --- forgetting
 
     def forget(self, scope: Scope, memory_id: str) -> ForgetReceipt:
         """Forgets a memory completely, down to the bytes in the store's files.
@@ -304,15 +360,14 @@ class Memory:
             InputError: the scope has none under that id.
         """
         done = forgetting.forget(self.store, scope, memory_id)
-        wiped = self._purge()
+        wiped = self._purge(None if done.owed_more else done.texts)
         for conversation_id, sources in done.summaries:
             self._summaries.add(conversation_id, sources)
         self._indexer.wake()
-        matches = self._matches(scope, done.text)
+        found = self._found_again(scope, done.texts[:_TEXTS_SOUGHT])
         with self.store.read() as connection:
-            found = {hit.id for hit in recalled(connection, matches)}
             left = connection.scalars(select(db.Chunk.id).where(db.Chunk.id.in_(done.chunk_ids))).all()
-        verified = wiped and memory_id not in found and not left and not self._index.holds(done.chunk_ids)
+        verified = wiped and found.isdisjoint(done.ids) and not left and not self._index.holds(done.chunk_ids)
         return ForgetReceipt(
             id=memory_id,
             removed=done.removed,
@@ -322,36 +377,9 @@ class Memory:
             verified=verified,
         )
 
-    def _purge(self) -> bool:
-        """Takes deleted vectors out of the index and its file, and deleted words out of SQLite's files."""
-        self._index.refresh()
-        self._index.checkpoint()
-        return self.store.purge()
-
-    def verify(self) -> VerifyReport:
-        """Checks that the store is whole and that everything in it agrees; see ``VerifyReport.problems``."""
-        return verify(self.store, self._index)
-
-    def _gate_value(self) -> float:
-        """The least cosine of a hit: as configured, as calibrated before, or calibrated now."""
-        if self._embedder is None:
-            return _LEXICAL_GATE
-        if self._gate is not None:
-            return self._gate
-        with self.store.read() as connection:
-            space = vectors.find_space(connection)
-        assert space is not None
-        found = space.gate
-        if found is None:
-            found = gate.calibrate(self._embedder)
-            with self.store.write() as connection:
-                vectors.set_gate(connection, space.id, found)
-        self._gate = found  # threads that come here at once find the same
-        return found
-
     def warm_up(self) -> None:
         """Loads embedder, index and gate in the background, so that the first recall need not wait for them."""
-        self._indexer.warm_up(self._gate_value)
+        self._indexer.warm_up(lambda: self._gate.value(self.config.gate))
 
     def flush(self) -> None:
         """Waits until everything said so far is summarised, embedded and indexed.
@@ -381,6 +409,8 @@ class Memory:
         try:
             self.flush()
             self._index.checkpoint()
+            if self.store.owes_purge:
+                self._purge()
         finally:
             self._summaries.shutdown()
             self._indexer.shutdown()

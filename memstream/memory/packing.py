@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from memstream.memory.query import is_question
@@ -56,7 +56,7 @@ def pack(
     room = budget_tokens // PINNED_SHARE
     spent = 0
     for found_note in pinned:
-        note = _Note(found_note, count_tokens(found_note.text))
+        note = _Note(found_note, count_tokens(found_note.note))
         if spent + note.cost <= room:
             kept.append(note)
             spent += note.cost
@@ -106,27 +106,26 @@ class _Note:
 
 def _fit(note: Recalled, room: int, count_tokens: CountTokens) -> tuple[Recalled, int] | None:
     """The note and its cost if it fits; else its longest run of sentences that does, around the matched words."""
-    cost = count_tokens(note.text)
+    cost = count_tokens(note.note)
     if cost <= room:
         return note, cost
     parts = sentences(note.text)
     if len(parts) < 2 or cost < room // 2:
         return None
-    excerpt = _best_run(parts, set(note.why.terms), room, count_tokens)
-    if excerpt is None:
-        return None
-    shorter = Recalled(
-        id=note.id, role=note.role, text=excerpt, time=note.time, conversation=note.conversation, why=note.why
-    )
-    return shorter, count_tokens(excerpt)
+    shorter = _best_run(note, parts, room, count_tokens)
+    return None if shorter is None else (shorter, count_tokens(shorter.note))
 
 
-def _best_run(parts: Sequence[str], terms: set[str], room: int, count_tokens: CountTokens) -> str | None:
+def _best_run(note: Recalled, parts: Sequence[str], room: int, count_tokens: CountTokens) -> Recalled | None:
     """The run of neighbouring sentences with the most matched words, then the longest, that fits into ``room``."""
-    best: tuple[int, int, str] | None = None
+    terms = set(note.why.terms)
+    best: tuple[int, int, Recalled] | None = None
     for start, stop in combinations(range(len(parts) + 1), 2):
         text = " ".join(parts[start:stop])
         value = (len(terms & set(query_terms(text, 1000))), len(text))
-        if (best is None or value > best[:2]) and count_tokens(text) <= room:
-            best = (*value, text)
+        if best is not None and value <= best[:2]:
+            continue
+        shorter = replace(note, text=text)
+        if count_tokens(shorter.note) <= room:
+            best = (*value, shorter)
     return None if best is None else best[2]

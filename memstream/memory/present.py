@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from sqlalchemy import Connection, select
 
 from memstream.memory.hits import Hit
 from memstream.memory.view import View
-from memstream.report import Recalled, Why
-from memstream.stores import rows
+from memstream.report import Citation, DocumentInfo, Recalled, Why
+from memstream.stores import documents, rows
 from memstream.stores import schema as db
+from memstream.stores.documents import StoredDocument, StoredPassage
 
 
-def unscored(*, turn: rows.Turn | None = None, fact: tuple[int, str] | None = None) -> Hit:
+def unscored(
+    *, turn: rows.Turn | None = None, fact: tuple[int, str] | None = None, passage: StoredPassage | None = None
+) -> Hit:
     """A memory that was looked up rather than searched."""
-    return Hit(turn, fact, 0.0, None, None, (), 0.0, True)
+    return Hit(turn, fact, 0.0, None, None, (), 0.0, True, passage=passage)
 
 
 def recalled(connection: Connection, hits: Sequence[Hit]) -> list[Recalled]:
@@ -49,6 +53,8 @@ def recalled(connection: Connection, hits: Sequence[Hit]) -> list[Recalled]:
                 id=f"turn:{turn.id}", role=turn.role, text=turn.text, time=turn.created, conversation=name, why=why
             )
             found.append(note)
+        elif hit.passage is not None:
+            found.append(_passage(hit.passage, why))
         elif hit.fact is not None and hit.fact[0] in created:
             number, text = hit.fact
             note = Recalled(
@@ -56,6 +62,68 @@ def recalled(connection: Connection, hits: Sequence[Hit]) -> list[Recalled]:
             )
             found.append(note)
     return found
+
+
+def _passage(passage: StoredPassage, why: Why) -> Recalled:
+    citation = Citation(
+        document=f"document:{passage.document_id}",
+        name=passage.name,
+        path=passage.path or None,
+        title=passage.title,
+        heading=passage.heading,
+        first=passage.first,
+        last=passage.last,
+        first_line=passage.first_line,
+        last_line=passage.last_line,
+    )
+    return Recalled(
+        id=f"passage:{passage.id}",
+        role="document",
+        text=passage.text,
+        time=passage.updated,
+        conversation=None,
+        why=why,
+        citation=citation,
+    )
+
+
+def whole(connection: Connection, memory: rows.Turn | db.Fact | StoredPassage | StoredDocument) -> Recalled:
+    """A memory in full; of a document its passages, one after the other."""
+    if isinstance(memory, StoredDocument):
+        texts = [passage.text for passage in documents.passages(connection, document_id=memory.id)]
+        return dataclasses.replace(listed(memory), text="\n\n".join(texts))
+    if isinstance(memory, rows.Turn):
+        hit = unscored(turn=memory)
+    elif isinstance(memory, StoredPassage):
+        hit = unscored(passage=memory)
+    else:
+        hit = unscored(fact=(memory.id, memory.text))
+    return recalled(connection, [hit])[0]
+
+
+def listed(document: StoredDocument) -> Recalled:
+    """A document among other memories: its name and title stand for it."""
+    return Recalled(
+        id=f"document:{document.id}",
+        role="document",
+        text=f"{document.name}: {document.title}" if document.title else document.name,
+        time=document.updated,
+        conversation=None,
+        why=Why(score=0.0),
+    )
+
+
+def info(document: StoredDocument) -> DocumentInfo:
+    """A document in a list."""
+    return DocumentInfo(
+        id=f"document:{document.id}",
+        name=document.name,
+        path=document.path or None,
+        title=document.title,
+        n_passages=document.n_passages,
+        added=document.added,
+        updated=document.updated,
+    )
 
 
 def pinned_facts(connection: Connection, view: View) -> list[Recalled]:

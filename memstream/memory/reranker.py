@@ -31,7 +31,7 @@ def rerank(reranker: Reranker, query: str, hits: Sequence[Hit], n: int) -> list[
         ModelError: what came back is not one finite number for each text.
     """
     read = list(hits[:n])
-    texts = [hit.turn.text if hit.turn is not None else hit.fact[1] if hit.fact is not None else "" for hit in read]
+    texts = [hit.text for hit in read]
     scores = np.asarray(reranker.score(query, texts) if texts else [], dtype=np.float64)
     if scores.shape != (len(texts),) or not np.isfinite(scores).all():
         raise ModelError(

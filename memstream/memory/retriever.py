@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 
-from memstream.memory.embedder import Embedder
+from memstream.memory.embedder import Embedders
 from memstream.memory.hits import Ranked
-from memstream.memory.live_index import LiveIndex
+from memstream.memory.live_index import SearchIndex
 from memstream.memory.query import make_query
 from memstream.memory.reach import Reach
 from memstream.memory.scoring import Scoring
@@ -22,10 +22,10 @@ from memstream.stores.sql import SqlStore
 class Retriever:
     """Ranks the memories of a scope for a query."""
 
-    def __init__(self, store: SqlStore, index: LiveIndex, embedder: Embedder | None) -> None:
+    def __init__(self, store: SqlStore, index: SearchIndex, embedders: Embedders) -> None:
         self._store = store
         self._index = index
-        self._embedder = embedder
+        self._embedders = embedders
 
     def rank(
         self, scope: Scope, query_turns: Sequence[str], *, window_from: int | None, gate: float, today: date
@@ -46,10 +46,14 @@ class Retriever:
             if view is None or query is None:
                 return Ranked([], [], 0)
             reach = Reach(view, query)
-            reach.look_up(connection, has_vectors=self._embedder is not None)
-        if self._embedder is not None:
-            both = query.embed(self._embedder, reach.common)
+            reach.look_up(connection, gate, has_vectors=bool(self._embedders))
+        if self._embedders:
             self._index.refresh()
-            reach.search_vectors(self._index, both)
+            if (space := self._index.space) is not None:
+                both = query.embed(self._embedders.of(space), reach.common)
+                reach.search_vectors(self._index, space, both)
+                with self._store.read() as connection:
+                    reach.follow(connection)
+                reach.compare(self._index)
         with self._store.read() as connection:
-            return Scoring(reach, gate).run(connection)
+            return Scoring(reach).run(connection)

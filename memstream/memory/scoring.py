@@ -1,13 +1,18 @@
-"""How much the keys in reach matter, and each turn and fact under them.
+"""How much the keys in reach matter, and each turn, fact and passage under them.
 
 Windows are scored and single turns are returned. All scores are shares: the lexical one is BM25 (k1 = 1.2, b = 0.5;
-statistics of the scope alone) over what a text of average length with every word of the query would score, the dense
-one a cosine. So they add up without being standardised over a scope that nobody could score whole:
+statistics of what the scope may see alone) over what a text of average length with every word of the query would
+score, the dense one a cosine. So they add up without being standardised over a scope that nobody could score whole:
 
     window = lexical + best turn's (cosine + 0.2 if its speaker was asked about - 0.1 if it only asks)
              + 0.5 x window's cosine + 0.5 x closeness to a date that was asked for
     turn   = best window that holds it + 0.55 x own lexical + 0.6 x own cosine + 0.1 x own closeness
              + 0.09 if its speaker was asked about - 0.1 if it only asks
+
+A turn's own cosine is that of its vector, or of the nearest of the particulars it tells where that is nearer.
+A fact and a passage of a document are their own window, and nobody's words:
+
+    fact   = (1 + 0.55) x lexical + (1 + 0.5 + 0.6) x cosine
 
 A hit passes the gate where its cosine with the whole question, and the share of the question's words that are in it and
 around it, say enough together:
@@ -22,8 +27,7 @@ have a word or half of the gate's cosine in common with the question count; wher
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, and_, select
@@ -31,14 +35,14 @@ from sqlalchemy import Connection, and_, select
 from memstream.memory.chunker import WINDOW_TURNS
 from memstream.memory.dates import find_dates
 from memstream.memory.hits import Hit, Ranked, RankedWindow, set_ranks
+from memstream.memory.measure import TYPICAL_CHARS, TYPICAL_PASSAGE_CHARS
+from memstream.memory.particulars import SPEAKER
 from memstream.memory.query import is_question
 from memstream.memory.reach import Reach
-from memstream.stores import fulltext, rows, vectors
+from memstream.stores import documents, fulltext, rows, vectors
 from memstream.stores import schema as db
+from memstream.stores.documents import StoredPassage
 from memstream.stores.rows import Turn
-
-_K1, _B = 1.2, 0.5
-_TYPICAL_CHARS = 120.0  # a turn of this length counts as average
 
 _WINDOW_COSINE = 0.5
 _DATE = 0.5
@@ -49,11 +53,6 @@ _OWN_COSINE = 0.6
 _SPEAKER = 0.09
 _SPEAKER_IN_WINDOW = 0.2
 _QUESTION = 0.1  # who asked knew less than who told
-_GATE_OWN = 0.2  # of the words that were asked for, those in the turn itself
-_GATE_WINDOW = 0.3  # and those in its window
-_NEAR = 0.5  # of the gate: the least cosine of a hit that has no word in common with the question
-_GATE_HALF = 0.25  # what half of the words are worth: the gate is meant for a hit that has so many
-_SPEAKER_PREFIX = re.compile(r"\s*((?:[^\W\d_][\w.'’-]{0,30} ?){1,3}): ")
 
 
 @dataclass(slots=True)
@@ -72,7 +71,7 @@ class _Own:
     """What a turn has by itself."""
 
     lexical: float
-    dense: float  # as in _Key; 0 where it has no vector
+    dense: float  # as in _Key, or of the nearest of its particulars; 0 where it has no vector
     whole: float | None
     closeness: float
     asked: bool  # its speaker was asked about
@@ -80,15 +79,10 @@ class _Own:
 
 
 class Scoring:
-    """Scores what is in reach.
+    """Scores what is in reach."""
 
-    Args:
-        reach: what was found.
-        gate: least cosine of a hit that holds half of the words that were asked for.
-    """
-
-    def __init__(self, reach: Reach, gate: float) -> None:
-        self._reach, self._gate = reach, gate
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
 
     def run(self, connection: Connection) -> Ranked:
         """Scores the turns and facts under the chosen keys, best first; what is gone by now is left out."""
@@ -99,7 +93,8 @@ class Scoring:
             [turn_id for turn_id in self._reach.best(self._reach.turn_terms) if turn_id not in turns]
         )
         cosines = self._cosines(list(turns))
-        own = {turn.id: self._judge(turn, cosines.get(turn.id)) for turn in turns.values()}
+        told = self._reach.told_cosines()
+        own = {turn.id: self._judge(turn, cosines.get(turn.id), told.get(turn.id, 0.0)) for turn in turns.values()}
         best: dict[int, _Key] = {}
         for key in keys.values():
             self._score_key(key, own)
@@ -108,6 +103,8 @@ class Scoring:
                     best[turn.id] = key
         hits = [self._turn_hit(turn, best.get(turn.id), own[turn.id]) for turn in turns.values()]
         hits.extend(self._fact_hits(facts))
+        if self._reach.view.documents:
+            hits.extend(self._passage_hits())
         hits.sort(key=lambda hit: (-hit.score, -(hit.turn.id if hit.turn else 0)))
         set_ranks(hits)
         windows = [RankedWindow(key.turns, key.score) for key in keys.values()]
@@ -151,34 +148,25 @@ class Scoring:
 
     def _cosines(self, turn_ids: list[int]) -> dict[int, tuple[float, float]]:
         """Cosines of the turns' own vectors with both vectors of the query."""
-        if self._reach.both is None:
+        if self._reach.space is None or self._reach.both is None:
             return {}
-        own = vectors.read_turns(self._connection, turn_ids, self._reach.both.shape[1])
+        own = vectors.read_turns(self._connection, self._reach.space, turn_ids)
         return {
             turn_id: (float(vector @ self._reach.both[0]), float(vector @ self._reach.both[1]))
             for turn_id, vector in own.items()
         }
 
-    def _judge(self, turn: Turn, cosines: tuple[float, float] | None) -> _Own:
+    def _judge(self, turn: Turn, cosines: tuple[float, float] | None, told: float) -> _Own:
         terms = self._reach.turn_terms.get(turn.id, ())
-        whole, dense = (None, 0.0) if cosines is None else (cosines[0], max(0.0, cosines[1]))
+        whole, dense = cosines or (None, 0.0)
         return _Own(
-            lexical=self._bm25(dict.fromkeys(terms, 1), len(turn.text) / _TYPICAL_CHARS),
-            dense=dense,
+            lexical=self._reach.measure.bm25(dict.fromkeys(terms, 1), len(turn.text) / TYPICAL_CHARS),
+            dense=max(0.0, dense, told),
             whole=whole,
             closeness=self._closeness(turn),
             asked=self._is_asked_about(turn),
             question=is_question(turn.text),
         )
-
-    def _bm25(self, counts: dict[str, int], relative_length: float) -> float:
-        """The share of what one occurrence of every query term would score at average length."""
-        norm = _K1 * (1 - _B + _B * relative_length)
-        total = sum(
-            self._reach.query.terms[term] * self._reach.idf[term] * n * (_K1 + 1) / (n + norm)
-            for term, n in counts.items()
-        )
-        return total / self._reach.mass
 
     def _closeness(self, turn: Turn) -> float:
         """1 for a turn said on a date that was asked for, or that tells of it; less with each day beside it."""
@@ -192,7 +180,7 @@ class Scoring:
 
     def _is_asked_about(self, turn: Turn) -> bool:
         """True where the query names who said it (``Name: ...``), or means the one who asks or the one who answers."""
-        named = _SPEAKER_PREFIX.match(turn.text)
+        named = SPEAKER.match(turn.text)
         if named is not None:
             return not self._reach.query.newest.isdisjoint(fulltext.words(named[1]))
         return turn.role in self._reach.query.roles
@@ -202,9 +190,9 @@ class Scoring:
         for turn in key.turns:
             for term in self._reach.turn_terms.get(turn.id, ()):
                 counts[term] = counts.get(term, 0) + 1
-        length = sum(len(turn.text) for turn in key.turns) / (len(key.turns) * _TYPICAL_CHARS)
+        length = sum(len(turn.text) for turn in key.turns) / (len(key.turns) * TYPICAL_CHARS)
         mine = [own[turn.id] for turn in key.turns]
-        score = self._bm25(counts, length) + _WINDOW_COSINE * max(0.0, key.dense or 0.0)
+        score = self._reach.measure.bm25(counts, length) + _WINDOW_COSINE * max(0.0, key.dense or 0.0)
         score += max(o.dense + _SPEAKER_IN_WINDOW * o.asked - _QUESTION * o.question for o in mine)
         score += _DATE * max(o.closeness for o in mine)
         key.score = score * min(1.0, WINDOW_TURNS / len(key.turns))  # a summary of many turns tells little of each
@@ -216,44 +204,52 @@ class Scoring:
         score += _OWN_LEXICAL * own.lexical + _OWN_COSINE * own.dense
         score += _OWN_DATE * own.closeness + _SPEAKER * own.asked - _QUESTION * own.question
         cosine = max((c for c in (own.whole, key.whole if key else None) if c is not None), default=None)
-        evidence = self._evidence(own.whole, terms, key.terms if key else terms)
-        near = self._is_near(own.whole, terms)
+        evidence = self._reach.measure.evidence(own.whole, terms, key.terms if key else terms)
+        near = self._reach.measure.is_near(own.whole, terms)
         boosts = [name for name, so in (("date", own.closeness > 0.5), ("speaker", own.asked)) if so]
         return Hit(turn, None, score, cosine, own.lexical or None, tuple(terms), evidence, near, tuple(boosts))
 
-    def _evidence(self, cosine: float | None, own: Iterable[str], around: Iterable[str]) -> float:
-        """How far above the gate: see the top of this file."""
-        if not self._reach.identifiers.isdisjoint(own):
-            return 1.0
-        said = _GATE_OWN * self._share(own) + _GATE_WINDOW * self._share(around)
-        return (cosine or 0.0) + said - self._gate - _GATE_HALF
-
-    def _is_near(self, cosine: float | None, own: Sequence[str]) -> bool:
-        return bool(own) or (cosine is not None and cosine >= _NEAR * self._gate)
-
-    def _share(self, terms: Iterable[str]) -> float:
-        """How much of what was asked for is in these words."""
-        return sum(self._reach.query.terms[term] * self._reach.idf[term] for term in terms) / self._reach.mass
-
     def _fact_hits(self, facts: dict[int, list[float] | None]) -> list[Hit]:
-        hits = []
         texts = self._connection.execute(select(db.Fact.id, db.Fact.text).where(db.Fact.id.in_(list(facts))))
-        for fact_id, text in texts:
-            terms = self._reach.fact_terms.get(fact_id, [])
-            whole, dense = facts[fact_id] or (None, 0.0)
-            lexical = self._bm25(dict.fromkeys(terms, 1), len(text) / _TYPICAL_CHARS)
-            score = (1 + _OWN_LEXICAL) * lexical + (1 + _WINDOW_COSINE + _OWN_COSINE) * max(0.0, dense)
-            evidence = self._evidence(whole, terms, terms)
-            hits.append(
-                Hit(
-                    None,
-                    (fact_id, text),
-                    score,
-                    whole,
-                    lexical or None,
-                    tuple(terms),
-                    evidence,
-                    self._is_near(whole, terms),
-                )
+        return [
+            self._alone(text, self._reach.fact_terms.get(number, []), facts[number], TYPICAL_CHARS, fact=(number, text))
+            for number, text in texts
+        ]
+
+    def _passage_hits(self) -> list[Hit]:
+        keys = documents.passages_of_keys(self._connection, self._reach.chosen, self._reach.view.documents)
+        return [
+            self._alone(
+                passage.text,
+                self._reach.passage_terms.get(passage.id, []),
+                self._reach.dense.get(keys[passage.id]),
+                TYPICAL_PASSAGE_CHARS,
+                passage=passage,
             )
-        return hits
+            for passage in documents.passages(self._connection, ids=list(keys))
+        ]
+
+    def _alone(
+        self,
+        text: str,
+        terms: Sequence[str],
+        cosines: Sequence[float] | None,
+        typical_chars: float,
+        *,
+        fact: tuple[int, str] | None = None,
+        passage: StoredPassage | None = None,
+    ) -> Hit:
+        """A fact or passage with its score."""
+        whole, dense = cosines or (None, 0.0)
+        lexical = self._reach.measure.bm25(dict.fromkeys(terms, 1), len(text) / typical_chars)
+        return Hit(
+            None,
+            fact,
+            (1 + _OWN_LEXICAL) * lexical + (1 + _WINDOW_COSINE + _OWN_COSINE) * max(0.0, dense),
+            whole,
+            lexical or None,
+            tuple(terms),
+            self._reach.measure.evidence(whole, terms, terms),
+            self._reach.measure.is_near(whole, terms),
+            passage=passage,
+        )

@@ -15,7 +15,8 @@ from memstream.stores.rows import Turn
 Summarizer = Callable[[Sequence[Turn]], str]  # of turns in order, to a key to them
 
 # After a full stop, unless it ends an initial or a title: "J.", "Dr.", "Mrs."
-_ENDS = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\bMrs\.)\s+|(?<=[。！？])|\n+")
+SENTENCE_END = r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\bMrs\.)\s+|(?<=[。！？])"
+_ENDS = re.compile(SENTENCE_END + r"|\n+")
 _INSIDE = re.compile(r"(?<=[\w,;:)] )[^\W\d_][\w-]+(?:['’]\w+)?")  # a word that no sentence begins with
 _NUMBER = re.compile(r"\w*\d\w*")
 _NAMED_WEIGHT = 2.0  # of a name or a number: what is asked for most often

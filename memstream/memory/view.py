@@ -1,4 +1,4 @@
-"""What a search may see: the memories of one owner, or of a single conversation, outside the asking window."""
+"""What a search may see: documents, and the memories of one owner or one conversation outside the asking window."""
 
 from __future__ import annotations
 
@@ -13,21 +13,32 @@ from memstream.stores import schema as db
 from memstream.stores.base import Scope
 
 _NO_WINDOW = 2**62
+_NOBODY = 0  # numbers of rows begin at 1
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one search may see: an owner or a single conversation, minus the asking conversation's window."""
+    """What one search may see: an owner or a single conversation, minus the asking conversation's window.
+
+    ``documents`` are the owners whose documents it may read as well: those of the two, the asking owner and the shared
+    knowledge of the namespace, that have any.
+    """
 
     owner_id: int
     conversation_id: int | None
     asking_id: int = -1
     window_from: int = _NO_WINDOW
+    documents: tuple[int, ...] = ()
 
     @property
     def scope(self) -> int:
         """The number under which the vector index holds these memories; see ``vectors.SCOPE``."""
         return self.owner_id if self.conversation_id is None else -self.conversation_id
+
+    @property
+    def knowledge(self) -> list[int]:
+        """The numbers of the other scopes that hold passages for it."""
+        return [owner_id for owner_id in self.documents if owner_id != self.scope]
 
     @property
     def scope_term(self) -> str:
@@ -75,19 +86,20 @@ def view_of(connection: Connection, scope: Scope, window_from: int | None) -> Vi
     Raises:
         ConfigError: the scope names neither a user nor a conversation.
     """
-    if scope.user is None and scope.conversation is None:
+    if scope.user is None and scope.conversation is None and not scope.knowledge:
         raise ConfigError("a scope without a user needs a conversation: without either it would be everybody's memory")
-    owner_id = rows.find_owner(connection, scope)
-    if owner_id is None:
-        return None
-    conversation_id = None if scope.conversation is None else rows.find_conversation(connection, scope)
-    if scope.user is None and conversation_id is None:
-        return None
+    owner_id, documents = rows.readable_owners(connection, scope)
+    conversation_id = None
+    if owner_id is not None and scope.conversation is not None:
+        conversation_id = rows.find_conversation(connection, scope)
+    if owner_id is None or (conversation_id is None and scope.user is None and not scope.knowledge):
+        return View(_NOBODY, None, documents=tuple(documents)) if documents else None
     return View(
         owner_id,
         conversation_id if scope.user is None else None,
         -1 if conversation_id is None else conversation_id,
         _NO_WINDOW if window_from is None else window_from,
+        tuple(documents),
     )
 
 

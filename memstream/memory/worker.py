@@ -21,21 +21,20 @@ class Worker:
         self._name = name
         self._lock = threading.Lock()
         self._closed = False
-        self._jobs: list[Future[None]] = []
+        self._jobs: list[Future[object]] = []
         self._failed: BaseException | None = None  # the first failure since the last flush
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"memstream-{name}")
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], object]) -> None:
         """Queues a job; after ``shutdown`` it is dropped."""
         with self._lock:
             if self._closed:
                 return
-            future = self._thread.submit(job)
+            future = self._thread.submit(self._told, job)
             done = [job for job in self._jobs if job.done()]
             self._failed = self._failed or next((e for job in done if (e := job.exception()) is not None), None)
             self._jobs = [job for job in self._jobs if not job.done()]
             self._jobs.append(future)
-        future.add_done_callback(self._report)
 
     def flush(self) -> None:
         """Waits for everything queued, and for what that queues.
@@ -61,7 +60,10 @@ class Worker:
             self._closed = True
         self._thread.shutdown(wait=True)
 
-    def _report(self, job: Future[None]) -> None:
-        error = job.exception()
-        if error is not None:
+    def _told(self, job: Callable[[], object]) -> object:
+        """Runs a job, and tells at once what went wrong."""
+        try:
+            return job()
+        except BaseException as error:
             _log.error("%s in the background failed: %s", self._name, error)
+            raise

@@ -19,6 +19,7 @@ from memstream.replay.templates import Template
 from memstream.stores import fulltext, vectors
 from memstream.stores import lines as db
 from memstream.stores.sql import SqlStore
+from memstream.stores.vectors import SpaceInfo
 
 _log = logging.getLogger(__name__)
 _LINES_SHOWN = 5
@@ -111,21 +112,28 @@ class LineMemory:
         embedder = self._find_embedder()
         if embedder is None:
             return {}
+        space = self._space(embedder)
         while True:
             with self._store.read() as connection:
-                waiting = db.templates_without_vector(connection, _EMBED_AT_ONCE)
+                waiting = db.templates_without_vector(connection, space, _EMBED_AT_ONCE)
             if not waiting:
                 break
             matrix = embed(embedder, [_readable(text) for text in waiting.values()])
             with self._store.write() as connection:
-                space = vectors.ensure_space(connection, embedder.name, embedder.fingerprint, embedder.dimension)
-                db.set_vectors(connection, space.id, list(waiting), matrix)
+                db.set_vectors(connection, space, list(waiting), matrix)
         with self._store.read() as connection:
-            if (known := vectors.find_space(connection)) is not None:
-                vectors.check_space(known, embedder.name, embedder.fingerprint, embedder.dimension)
-            ids, matrix = db.template_vectors(connection, embedder.dimension)
+            ids, matrix = db.template_vectors(connection, space)
         cosines = matrix @ embed(embedder, [question])[0] if ids else np.empty(0)
         return dict(zip(ids, cosines.tolist(), strict=True))
+
+    def _space(self, embedder: Embedder) -> SpaceInfo:
+        with self._store.read() as connection:
+            space = vectors.find_space(connection)
+        if space is None:
+            with self._store.write() as connection:
+                return vectors.ensure_space(connection, embedder.name, embedder.fingerprint, embedder.dimension)
+        vectors.check_space(space, embedder.name, embedder.fingerprint, embedder.dimension)
+        return space
 
     def _find_embedder(self) -> Embedder | None:
         if self._embedder is None:

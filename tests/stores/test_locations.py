@@ -56,7 +56,7 @@ def test_every_file_is_private(tmp_path: Path, make_memory: MakeMemory) -> None:
             path = handle.snapshot_path
             assert path is not None
             path.write_bytes(b"x")
-            handle.record_snapshot("f", 1)
+            handle.record_snapshot("f", 1, 0)
             memory.flush()
             memory._index.checkpoint()
             seen = {p.name: stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("*")}

@@ -4,89 +4,59 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.stores import full_disk
 from tests.stores.conftest import MakeMemory
 from tests.stores.tiny import say
 
 ROOT = Path(__file__).resolve().parents[2]
 
-FULL = """
-import json, resource, sys
-from memstream.config import RecallConfig
-from memstream.errors import StoreError
-from memstream.memory import Memory, Scope, SqlStore
-from tests.stores.tiny import TinyEmbedder, say
-path, kind = sys.argv[1:]
-memory = Memory(SqlStore.open(path), TinyEmbedder(), RecallConfig(), index="exact")
-with memory.open_conversation(Scope("n", "u", "c")) as handle:
-    told = []
-    for i in range(30):
-        say(handle, f"amber number{i} " + "basil " * 200)
-    memory.flush()
-    memory._index.checkpoint()
-    before = [turn.text for turn in handle.turns()]
-    limit = 300_000 if kind == "store" else 1000
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    try:
-        if kind == "store":
-            for i in range(1000):
-                say(handle, f"cedar number{i} " + "basil " * 200)
-                before = [turn.text for turn in handle.turns()]
-        else:
-            with memory.store.write() as connection:
-                connection.exec_driver_sql("INSERT INTO events (action, chunk_id) VALUES ('delete', 999999)")
-            memory._index.checkpoint()
-    except StoreError as error:
-        told = [str(error)]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    after = [turn.text for turn in handle.turns()]
-    print(json.dumps({"told": told, "same": after[: len(before)] == before, "more": len(after) - len(before)}))
-with memory.open_conversation(Scope("n", "u", "c")) as handle:  # what the failure left open is cut
-    say(handle, "delta after")
-memory.flush()
-print(json.dumps(memory.verify().problems))
-memory.close()
-"""
 
-
-def run(code: str, *arguments: str) -> list[str]:
+def run(command: list[str]) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        command,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=3000,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path: Path, make_memory: MakeMemory) -> None:
-    report, problems = run(FULL, str(tmp_path / "a.db"), "store")
-    told = json.loads(report)
-    assert len(told["told"]) == 1
-    assert "nothing of this step was stored" in told["told"][0]
-    assert told["same"]
-    assert told["more"] <= 2  # a user's turn and an open reply that had been committed before it
-    assert json.loads(problems) == []
-    assert make_memory(tmp_path / "a.db").verify().problems == ()
+def alone(how: str, folder: Path) -> list[str]:
+    """What to run before a command that needs a small file system at ``folder``, seen by it alone."""
+    if how == "size":
+        return []
+    mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs "$0" && exec "$@"', str(folder)]
+    if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let a test mount a file system")
+    return mount
 
 
-def test_a_disk_too_full_for_the_index_keeps_the_old_one(tmp_path: Path, make_memory: MakeMemory) -> None:
-    report, problems = run(FULL, str(tmp_path / "a.db"), "index")
-    told = json.loads(report)
-    assert len(told["told"]) == 1
-    assert told["same"]
-    assert not list(tmp_path.glob("*.tmp"))
-    # The one event of a vector that never was, which the writer made up, is all that is wrong.
-    assert json.loads(problems) == []
+@pytest.mark.parametrize("how", ["size", "space"])
+@pytest.mark.parametrize("which", ["some", pytest.param("every", marks=pytest.mark.slow)])
+def test_a_full_disk_is_told_and_nothing_is_lost_at_any_write(tmp_path: Path, how: str, which: str) -> None:
+    """Each step fails as a whole until there is room, says so, and then succeeds: see full_disk.py."""
+    command = [sys.executable, "-m", "tests.stores.full_disk", how, which, str(tmp_path)]
+    (line,) = run([*alone(how, tmp_path), *command])
+    found = json.loads(line)
+    assert set(found) == set(full_disk.STEPS)
+    for step, told in found.items():
+        messages = list(told.values())
+        assert messages[-1] is None
+        assert len(messages) >= 2, f"{step} writes nothing"
+        reason = "disk|File too large|No space left|to be wiped later"
+        assert all(re.search(reason, message) for message in messages[:-1]), messages
 
 
 def test_a_read_only_store_can_be_read(tmp_path: Path, make_memory: MakeMemory) -> None:
@@ -167,7 +137,7 @@ memory.close()
 
 
 def test_memory_grows_by_little_more_than_the_vectors(tmp_path: Path, backend: str) -> None:
-    (line,) = run(GROWTH, str(tmp_path / "a.db"), backend)
+    (line,) = run([sys.executable, "-c", GROWTH, str(tmp_path / "a.db"), backend])
     told = json.loads(line)
     assert told["vectors"] == 10_001
     assert told["grown"] <= 2.5 * 10_000 * 384 * 4

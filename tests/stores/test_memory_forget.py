@@ -8,7 +8,7 @@ import pytest
 
 from memstream.errors import InputError
 from memstream.memory import Memory, Scope
-from tests.stores.conftest import MakeMemory
+from tests.stores.conftest import MakeMemory, Place
 from tests.stores.tiny import count_words, say
 
 SCOPE = Scope("n", "u", "c")
@@ -38,7 +38,7 @@ def test_a_forgotten_turn_is_gone_from_every_file(tmp_path: Path, make_memory: M
         snapshot = handle.snapshot_path
         assert snapshot is not None
         snapshot.write_bytes(b"keys that have seen zanzibarium")
-        handle.record_snapshot("f", 81)
+        handle.record_snapshot("f", 81, 0)
         assert handle.find_snapshot("f", 81) == snapshot
         assert handle.find_snapshot("g", 81) is None
         assert handle.find_snapshot("f", 80) is None
@@ -77,15 +77,17 @@ def test_the_vector_is_gone_from_the_index_file(tmp_path: Path, make_memory: Mak
     with memory.store.read() as connection:
         from memstream.stores import vectors
 
-        _, matrix, _ = vectors.read(connection, [1], 16)
+        space = vectors.find_space(connection)
+        assert space is not None
+        _, matrix, _ = vectors.read(connection, space, [1])
     saved = vectors.pack(matrix[0])
     assert saved in index.read_bytes()
     memory.forget(SCOPE, f"turn:{asked}")
     assert saved not in index.read_bytes()
 
 
-def test_echoes_are_listed_and_stay_until_forgotten(make_memory: MakeMemory) -> None:
-    memory = make_memory()
+def test_echoes_are_listed_and_stay_until_forgotten(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place)
     with memory.open_conversation(SCOPE) as handle:
         asked, replied = say(handle, f"My word is {SECRET}.", f"So your word is {SECRET}.")
         say(handle, "amber basil", "quixotolite alone")
@@ -113,8 +115,8 @@ def test_a_forgotten_fact_is_gone(tmp_path: Path, make_memory: MakeMemory) -> No
     assert memory.verify().problems == ()
 
 
-def test_nobody_shows_or_forgets_what_is_not_theirs(make_memory: MakeMemory) -> None:
-    memory = make_memory()
+def test_nobody_shows_or_forgets_what_is_not_theirs(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place)
     with memory.open_conversation(SCOPE) as handle:
         asked, _ = say(handle, SECRET)
     with memory.open_conversation(Scope("n", None, "c")) as handle:
@@ -138,8 +140,8 @@ def test_nobody_shows_or_forgets_what_is_not_theirs(make_memory: MakeMemory) -> 
     assert memory.scope_of("turn:999") is None
 
 
-def test_a_turn_that_is_still_being_said_cannot_be_forgotten(make_memory: MakeMemory) -> None:
-    memory = make_memory()
+def test_a_turn_that_is_still_being_said_cannot_be_forgotten(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place)
     with memory.open_conversation(SCOPE) as handle:
         handle.begin_turn("user", "amber", 1)
         replied = handle.begin_turn("assistant", "", 0)
@@ -149,8 +151,8 @@ def test_a_turn_that_is_still_being_said_cannot_be_forgotten(make_memory: MakeMe
         assert memory.forget(SCOPE, f"turn:{replied}").removed["turns"] == 1
 
 
-def test_ids_are_not_used_again(make_memory: MakeMemory) -> None:
-    memory = make_memory()
+def test_ids_are_not_used_again(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place)
     with memory.open_conversation(SCOPE) as handle:
         _, last = say(handle, "amber")
         memory.forget(SCOPE, f"turn:{last}")
@@ -159,7 +161,7 @@ def test_ids_are_not_used_again(make_memory: MakeMemory) -> None:
     assert memory.verify().problems == ()
 
 
-def test_what_is_forgotten_while_it_is_embedded_does_not_come_back(make_memory: MakeMemory) -> None:
+def test_what_is_forgotten_while_it_is_embedded_does_not_come_back(make_memory: MakeMemory, place: Place) -> None:
     import threading
 
     from tests.stores.tiny import TinyEmbedder
@@ -173,7 +175,7 @@ def test_what_is_forgotten_while_it_is_embedded_does_not_come_back(make_memory: 
                 assert go.wait(10)
             return super().embed(texts)
 
-    memory = make_memory(embedder=Slow())
+    memory = make_memory(place, embedder=Slow())
     with memory.open_conversation(SCOPE) as handle:
         asked, _ = say(handle, SECRET)
         assert started.wait(10)

@@ -14,7 +14,7 @@ from memstream.config import RecallConfig
 from memstream.errors import ConfigError
 from memstream.memory import Memory, Scope, SqlStore
 from memstream.stores.fulltext import words
-from tests.stores.conftest import MakeMemory
+from tests.stores.conftest import MakeMemory, Place
 from tests.stores.tiny import WORDS, TinyEmbedder, count_words, say, sentence
 
 SCOPE = Scope("n", "u", "c")
@@ -68,12 +68,12 @@ def test_no_scope_ever_sees_another(
     memory.close()
 
 
-def test_dense_candidates_are_the_best_of_the_scope(make_memory: MakeMemory, backend: str) -> None:
+def test_dense_candidates_are_the_best_of_the_scope(make_memory: MakeMemory, place: Place) -> None:
     rng = random.Random(5)
-    memory = make_memory(index=backend)
+    memory = make_memory(place)
     for user in ("u", "v"):
         with memory.open_conversation(Scope("n", user, "c")) as handle:
-            for _ in range(150):
+            for _ in range(40):
                 say(handle, sentence(rng), sentence(rng))
     memory.flush()
     with memory.store.read() as connection:
@@ -93,8 +93,8 @@ def test_dense_candidates_are_the_best_of_the_scope(make_memory: MakeMemory, bac
     assert without[:6] == found[4:]
 
 
-def test_a_scope_without_user_and_conversation_is_refused(make_memory: MakeMemory) -> None:
-    memory = make_memory()
+def test_a_scope_without_user_and_conversation_is_refused(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place)
     for call in (
         lambda: memory.search(Scope("n"), "amber"),
         lambda: memory.remember(Scope("n"), "amber"),
@@ -105,8 +105,8 @@ def test_a_scope_without_user_and_conversation_is_refused(make_memory: MakeMemor
             call()
 
 
-def test_without_a_user_facts_stay_in_their_conversation(make_memory: MakeMemory) -> None:
-    memory = make_memory()
+def test_without_a_user_facts_stay_in_their_conversation(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place)
     memory.remember(Scope("n", None, "c"), "likes amber")
     memory.remember(Scope("n", "u", "c"), "likes basil")
     assert [item.text for item in memory.memories(Scope("n", None, "c"))] == ["likes amber"]
@@ -115,8 +115,8 @@ def test_without_a_user_facts_stay_in_their_conversation(make_memory: MakeMemory
     assert [hit.text for hit in memory.search(Scope("n", None, "c"), "likes")] == ["likes amber"]
 
 
-def test_nothing_is_recalled_for_what_has_nothing_to_do_with_it(make_memory: MakeMemory) -> None:
-    memory = make_memory(gate=0.9)
+def test_nothing_is_recalled_for_what_has_nothing_to_do_with_it(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place, gate=0.9)
     with memory.open_conversation(SCOPE) as handle:
         say(handle, "amber basil", "cedar delta")
     memory.flush()
@@ -131,8 +131,8 @@ def test_nothing_is_recalled_for_what_has_nothing_to_do_with_it(make_memory: Mak
     assert (empty.notes, empty.gated, empty.best_score, empty.n_considered) == ((), False, None, 0)
 
 
-def test_recall_can_be_off(make_memory: MakeMemory) -> None:
-    memory = make_memory(enabled=False)
+def test_recall_can_be_off(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place, enabled=False)
     with memory.open_conversation(SCOPE) as handle:
         say(handle, "amber")
     memory.remember(SCOPE, "amber")
@@ -140,8 +140,8 @@ def test_recall_can_be_off(make_memory: MakeMemory) -> None:
     assert memory.search(SCOPE, "amber") != []
 
 
-def test_without_an_embedder_words_are_found(make_memory: MakeMemory) -> None:
-    memory = make_memory(embedder=None)
+def test_without_an_embedder_words_are_found(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place, embedder=None)
     with memory.open_conversation(SCOPE) as handle:
         say(handle, "My dentists are in Lisbon", "ok")
         say(handle, "我的订单号是 48213", "好")
@@ -151,8 +151,8 @@ def test_without_an_embedder_words_are_found(make_memory: MakeMemory) -> None:
         assert (hits[0].why.dense, hits[0].why.lexical_rank) == (None, 1)
 
 
-def test_pinned_facts_come_first_within_their_share(make_memory: MakeMemory) -> None:
-    memory = make_memory(max_notes=2)
+def test_pinned_facts_come_first_within_their_share(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place, max_notes=2)
     with memory.open_conversation(SCOPE) as handle:
         for word in ("amber river", "amber grove", "amber pearl"):
             say(handle, word, "Noted.")
@@ -167,8 +167,8 @@ def test_pinned_facts_come_first_within_their_share(make_memory: MakeMemory) -> 
     assert found.notes[1].time < found.notes[2].time
 
 
-def test_the_budget_holds(make_memory: MakeMemory) -> None:
-    memory = make_memory(max_notes=64)
+def test_the_budget_holds(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place, max_notes=64)
     rng = random.Random(1)
     with memory.open_conversation(SCOPE) as handle:
         for _ in range(40):
@@ -181,8 +181,8 @@ def test_the_budget_holds(make_memory: MakeMemory) -> None:
     assert len(found.notes) > 3
 
 
-def test_the_statement_is_preferred_to_question_and_echo(make_memory: MakeMemory) -> None:
-    memory = make_memory(max_notes=1)
+def test_the_statement_is_preferred_to_question_and_echo(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place, max_notes=1)
     with memory.open_conversation(SCOPE) as handle:
         say(handle, "What is my dentist called?", "You did not say.")
         asked, _ = say(handle, "My dentist is called Varga.", "Noted: your dentist is called Varga.")
@@ -194,9 +194,9 @@ def test_the_statement_is_preferred_to_question_and_echo(make_memory: MakeMemory
     assert [note.id for note in found.notes] == [f"turn:{asked}"]
 
 
-def test_recall_and_indexing_do_not_wait_for_each_other_for_ever(make_memory: MakeMemory, backend: str) -> None:
+def test_recall_and_indexing_do_not_wait_for_each_other_for_ever(make_memory: MakeMemory, place: Place) -> None:
     """A recall holds no transaction while it waits for the index, nor the index while it waits for a transaction."""
-    memory = make_memory(index=backend)
+    memory = make_memory(place)
     rng = random.Random(2)
 
     def work(user: int) -> None:
@@ -216,8 +216,8 @@ def test_recall_and_indexing_do_not_wait_for_each_other_for_ever(make_memory: Ma
     assert memory.verify().problems == ()
 
 
-def test_a_date_that_is_asked_for_speaks_for_what_was_said_then(make_memory: MakeMemory) -> None:
-    memory = make_memory(embedder=None)
+def test_a_date_that_is_asked_for_speaks_for_what_was_said_then(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place, embedder=None)
     ids = {}
     with memory.open_conversation(SCOPE) as handle:
         for month in range(1, 13):
@@ -238,8 +238,8 @@ def test_a_date_that_is_asked_for_speaks_for_what_was_said_then(make_memory: Mak
     assert asked("What happened at the lake on 6 January 2026?") == (f"turn:{told}", ("date",))
 
 
-def test_whose_words_are_asked_for_speaks_for_them(make_memory: MakeMemory) -> None:
-    memory = make_memory(max_notes=1)
+def test_whose_words_are_asked_for_speaks_for_them(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place, max_notes=1)
     with memory.open_conversation(SCOPE) as handle:
         asked, replied = say(handle, "amber river", "amber grove")
         ann, bob = say(handle, "Ann: velvet willow", "Bob: velvet maple")
@@ -251,13 +251,13 @@ def test_whose_words_are_asked_for_speaks_for_them(make_memory: MakeMemory) -> N
     assert best[0].why.boosts == ("speaker",)
 
 
-def test_the_gate_weighs_words_by_how_rare_they_are(make_memory: MakeMemory) -> None:
+def test_the_gate_weighs_words_by_how_rare_they_are(make_memory: MakeMemory, place: Place) -> None:
     """Without an embedder: 0.5 x the share of the question's words must reach 0.2.
 
     In a scope of so few turns words are weighed as in one of 100: one that is in a turn counts
     ln(1 + 99.5 / 1.5) = 4.21, in two 3.70, in none 5.31.
     """
-    memory = make_memory(embedder=None)
+    memory = make_memory(place, embedder=None)
     for name, text in (
         ("a", "My dentist Varga lives in Lisbon"),
         ("b", "The river is in Lisbon"),

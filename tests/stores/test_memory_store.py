@@ -27,7 +27,7 @@ from memstream.errors import (
 from memstream.memory import Scope, storable_text
 from memstream.stores import index_file
 from memstream.stores import schema as db
-from tests.stores.conftest import MakeMemory
+from tests.stores.conftest import MakeMemory, Place
 from tests.stores.tiny import TinyEmbedder, count_words, say, sentence
 
 SCOPE = Scope("n", "u", "c")
@@ -58,8 +58,8 @@ def test_a_reply_collected_inside_a_write_is_stored_at_once(tmp_path: Path, make
         assert plain_sql(memory, "SELECT text, state FROM turns") == [("cut off", "cut")]
 
 
-def test_turns_are_committed_before_and_after_the_reply(tmp_path: Path, make_memory: MakeMemory) -> None:
-    memory, reader = make_memory(tmp_path / "a.db"), make_memory(tmp_path / "a.db", embedder=None)
+def test_turns_are_committed_before_and_after_the_reply(make_memory: MakeMemory, place: Place) -> None:
+    memory, reader = make_memory(place), make_memory(place, embedder=None)
     with memory.open_conversation(SCOPE) as handle:
         asked = handle.begin_turn("user", "amber basil", 2)
         replied = handle.begin_turn("assistant", "", 0)
@@ -75,13 +75,13 @@ def test_turns_are_committed_before_and_after_the_reply(tmp_path: Path, make_mem
             handle.finish_turn(replied, "again", 1, "complete")
 
 
-def test_a_turn_left_open_by_a_crash_is_cut_when_reopened(tmp_path: Path, make_memory: MakeMemory) -> None:
-    crashed = make_memory(tmp_path / "a.db")
+def test_a_turn_left_open_by_a_crash_is_cut_when_reopened(make_memory: MakeMemory, place: Place) -> None:
+    crashed = make_memory(place)
     handle = crashed.open_conversation(SCOPE)
     handle.begin_turn("user", "amber", 1)
     handle.begin_turn("assistant", "half a", 2)
     handle.close()  # the lock goes with the process; the open turn stays
-    memory = make_memory(tmp_path / "a.db")
+    memory = make_memory(place)
     with memory.open_conversation(SCOPE) as again:
         assert [(turn.text, turn.state) for turn in again.turns()] == [("amber", "complete"), ("half a", "cut")]
     memory.flush()
@@ -89,8 +89,8 @@ def test_a_turn_left_open_by_a_crash_is_cut_when_reopened(tmp_path: Path, make_m
     assert [hit.text for hit in memory.search(SCOPE, "half")] == ["half a", "amber"]
 
 
-def test_windows_hold_four_turns_and_step_by_two(make_memory: MakeMemory) -> None:
-    memory = make_memory()
+def test_windows_hold_four_turns_and_step_by_two(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place)
     with memory.open_conversation(SCOPE) as handle:
         for i in range(5):
             say(handle, f"question{i}", f"answer{i}")
@@ -98,8 +98,8 @@ def test_windows_hold_four_turns_and_step_by_two(make_memory: MakeMemory) -> Non
     assert ranges == [(0, 1), (0, 3), (2, 5), (4, 7), (6, 9)]
 
 
-def test_superseded_turns_are_kept_and_never_recalled(make_memory: MakeMemory, backend: str) -> None:
-    memory = make_memory(index=backend)
+def test_superseded_turns_are_kept_and_never_recalled(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place)
     with memory.open_conversation(SCOPE) as handle:
         say(handle, "amber", "basil")
         asked, replied = say(handle, "cedar", "delta")
@@ -118,8 +118,8 @@ def test_superseded_turns_are_kept_and_never_recalled(make_memory: MakeMemory, b
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "a\ud800b", "\udfff", "\x00", "ok \U0001f600", "", " ", "x" * 100_000])
-def test_any_text_is_stored_searched_and_given_back(make_memory: MakeMemory, text: str) -> None:
-    memory = make_memory()
+def test_any_text_is_stored_searched_and_given_back(make_memory: MakeMemory, place: Place, text: str) -> None:
+    memory = make_memory(place)
     with memory.open_conversation(SCOPE) as handle:
         say(handle, text, text)
         expected = text.replace("\x00", "\ufffd").replace("\ud800", "\ufffd").replace("\udfff", "\ufffd")
@@ -181,7 +181,7 @@ def test_conversations_are_listed_renamed_and_deleted(tmp_path: Path, make_memor
             path = handle.snapshot_path
             assert path is not None
             path.write_bytes(b"x")
-            handle.record_snapshot("f", 1)
+            handle.record_snapshot("f", 1, 0)
     memory.flush()
     memory.rename_conversation(SCOPE, "e")
     assert [(i.scope.conversation, i.n_turns) for i in memory.list_conversations(SCOPE)] == [("e", 2), ("d", 2)]
@@ -199,19 +199,19 @@ def test_conversations_are_listed_renamed_and_deleted(tmp_path: Path, make_memor
     assert list((tmp_path / "a.db-snapshots").iterdir()) == []  # both may have recalled it
 
 
-def test_another_embedder_is_refused_even_at_the_same_dimension(tmp_path: Path, make_memory: MakeMemory) -> None:
-    memory = make_memory(tmp_path / "a.db")
+def test_another_embedder_is_refused_even_at_the_same_dimension(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place)
     with memory.open_conversation(SCOPE) as handle:
         say(handle, "amber")
     memory.close()
     for other in (TinyEmbedder(16, "other"), TinyEmbedder(32)):
         with pytest.raises(DimensionMismatchError, match="cannot be mixed"):
-            make_memory(tmp_path / "a.db", embedder=other)
-    assert make_memory(tmp_path / "a.db").verify().problems == ()
+            make_memory(place, embedder=other)
+    assert make_memory(place).verify().problems == ()
 
 
 def test_a_broken_embedder_is_told_by_flush_and_poisons_nothing(
-    make_memory: MakeMemory, caplog: pytest.LogCaptureFixture
+    make_memory: MakeMemory, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(TinyEmbedder):
         broken = True
@@ -221,7 +221,7 @@ def test_a_broken_embedder_is_told_by_flush_and_poisons_nothing(
             return matrix * np.nan if self.broken else matrix
 
     embedder = Broken()
-    memory = make_memory(embedder=embedder)
+    memory = make_memory(place, embedder=embedder)
     with memory.open_conversation(SCOPE) as handle:
         say(handle, "amber")
         with pytest.raises(StoreError, match="not finite"):
@@ -235,14 +235,14 @@ def test_a_broken_embedder_is_told_by_flush_and_poisons_nothing(
     assert memory.verify().problems == ()
 
 
-def test_vectors_are_made_in_the_background_and_after_a_crash(tmp_path: Path, make_memory: MakeMemory) -> None:
-    without = make_memory(tmp_path / "a.db", embedder=None)
+def test_vectors_are_made_in_the_background_and_after_a_crash(make_memory: MakeMemory, place: Place) -> None:
+    without = make_memory(place, embedder=None)
     with without.open_conversation(SCOPE) as handle:
         say(handle, "amber")
     assert without.verify().pending == 3
     assert next(hit.text for hit in without.search(SCOPE, "amber")) == "amber"
     without.close()
-    memory = make_memory(tmp_path / "a.db")
+    memory = make_memory(place)
     memory.flush()
     assert memory.verify().pending == 0
 
@@ -306,8 +306,8 @@ def test_a_saved_index_is_used_and_only_newer_events_are_read(
     assert again._index._index.count() == 3
 
 
-def test_two_processes_follow_each_other(tmp_path: Path, make_memory: MakeMemory, backend: str) -> None:
-    one, two = make_memory(tmp_path / "a.db", index=backend), make_memory(tmp_path / "a.db", index=backend)
+def test_two_processes_follow_each_other(make_memory: MakeMemory, place: Place) -> None:
+    one, two = make_memory(place), make_memory(place)
     with one.open_conversation(SCOPE) as handle:
         asked, _ = say(handle, "amber basil")
     one.flush()
@@ -319,8 +319,8 @@ def test_two_processes_follow_each_other(tmp_path: Path, make_memory: MakeMemory
         assert memory.verify().problems == ()
 
 
-def test_many_threads_write_and_search_at_once(tmp_path: Path, make_memory: MakeMemory, backend: str) -> None:
-    memory = make_memory(tmp_path / "a.db", index=backend)
+def test_many_threads_write_and_search_at_once(make_memory: MakeMemory, place: Place) -> None:
+    memory = make_memory(place)
 
     def work(number: int) -> None:
         rng = random.Random(number)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect
+from sqlalchemy import insert, inspect
 
 from memstream.errors import StoreError
 from memstream.memory import Scope, SqlStore
-from memstream.stores import migrations, schema, sqlite
+from memstream.stores import migrations, schema, sqlite, vectors
 from tests.stores.conftest import MakeMemory
+from tests.stores.tiny import TinyEmbedder
 
 OLD_ROWS = """
 INSERT INTO owners (id, namespace, user_key) VALUES (1, 'n', 'u');
@@ -52,6 +53,78 @@ def test_an_older_store_is_upgraded_with_its_content(
     assert [item.text for item in memory.search(Scope("n", "u"), "amber")][:1] == ["amber basil"]
     assert memory.verify().problems == ()
     assert memory.verify().counts["turn_embeddings"] == 2
+
+
+BEFORE_DOCUMENTS = """
+INSERT INTO facts VALUES (7, 1, NULL, 'likes cedar', '2026-01-02 03:04:05.000000');
+INSERT INTO fact_words (rowid, scope, text) VALUES (7, 'o1', 'likes cedar');
+INSERT INTO chunks VALUES (20, 1, 1, NULL, 'summary', 0, 1, 'amber basil');
+INSERT INTO chunks VALUES (21, 1, NULL, 7, 'fact', NULL, NULL, 'likes cedar');
+INSERT INTO chunks VALUES (40, 1, NULL, 7, 'fact', NULL, NULL, 'gone');
+DELETE FROM chunks WHERE id = 40;
+INSERT INTO derived VALUES (5, 20, 'summary', 'amber basil', '[1, 2]');
+INSERT INTO derived VALUES (9, 20, 'summary', 'gone', '[1, 2]');
+DELETE FROM derived WHERE id = 9
+"""
+
+
+def test_chunks_are_rebuilt_for_documents_with_all_that_points_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_memory: MakeMemory
+) -> None:
+    path, embedder = tmp_path / "a.db", TinyEmbedder()
+    with monkeypatch.context() as older:
+        older.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:4])
+        store = SqlStore.open(path)
+        with store.write() as connection:
+            for statement in (OLD_ROWS + ";\n" + BEFORE_DOCUMENTS).split(";\n"):
+                connection.exec_driver_sql(statement)
+            space = vectors.ensure_space(connection, embedder.name, embedder.fingerprint, embedder.dimension)
+            texts = ["amber basil\nnoted", "amber basil", "likes cedar"]
+            for chunk_id, vector in zip((1, 20, 21), embedder.embed(texts), strict=True):
+                made = {"chunk_id": chunk_id, "space_id": space.id, "vector": vectors.pack(vector)}
+                connection.execute(insert(schema.Embedding).values(**made))
+                connection.execute(insert(schema.Event).values(action="add", chunk_id=chunk_id))
+        store.close()
+    memory = make_memory(path, embedder=embedder)
+    n_texts = embedder.n_texts
+    memory.flush()
+    assert embedder.n_texts == n_texts + 2  # the turns by themselves; the chunks have kept their vectors
+    with memory.store.read() as connection:
+        chunks = connection.exec_driver_sql("SELECT id, kind, fact_id, text FROM chunks ORDER BY id").all()
+        derived = connection.exec_driver_sql("SELECT id, chunk_id, sources FROM derived").all()
+        counted = dict(connection.exec_driver_sql("SELECT name, seq FROM sqlite_sequence").all())
+    assert chunks == [
+        (1, "window", None, "amber basil\nnoted"), (20, "summary", None, "amber basil"), (21, "fact", 7, "likes cedar"),
+    ]  # fmt: skip
+    assert derived == [(5, 20, "[1, 2]")]
+    assert (counted["chunks"], counted["derived"]) == (40, 9)  # no id is used again
+    assert not any(name.startswith("new_") for name in counted)
+    fact = memory.remember(Scope("n", "u"), "delta")
+    memory.flush()
+    with memory.store.read() as connection:
+        assert connection.exec_driver_sql("SELECT max(id) FROM chunks").scalar() == 41
+    assert memory.forget(Scope("n", "u"), fact).verified
+    assert memory.forget(Scope("n", "u"), "turn:1").removed["derived"] == 1  # what points to a chunk goes with it
+    memory.flush()
+    assert memory.verify().problems == ()
+
+
+def test_chunks_are_of_the_kinds_that_are_used_and_point_to_what_is_there(tmp_path: Path) -> None:
+    store = SqlStore.open(tmp_path / "a.db")
+    bad = ("kind, text) VALUES (1, 'document', '')", "kind, passage_id, text) VALUES (1, 'passage', 9, '')")
+    with store.write() as connection:
+        connection.exec_driver_sql("INSERT INTO owners (id, namespace, user_key) VALUES (1, 'n', 'u')")
+    for row, why in zip(bad, ("CHECK", "FOREIGN KEY"), strict=True):
+        with pytest.raises(StoreError, match=why), store.write() as connection:
+            connection.exec_driver_sql(f"INSERT INTO chunks (owner_id, {row}")
+    with store.read() as connection:
+        for table in ("derived", "embeddings"):
+            keys = connection.exec_driver_sql(f"PRAGMA foreign_key_list({table})").mappings()
+            assert ("chunks", "CASCADE") in {(key["table"], key["on_delete"]) for key in keys}
+        assert {i["name"] for i in inspect(connection).get_indexes("chunks")} == {
+            "chunks_by_owner", "chunks_by_range", "chunks_by_fact", "chunks_by_passage",
+        }  # fmt: skip
+    store.close()
 
 
 def columns_of(path: Path, table: str) -> set[tuple[str, ...]]:

@@ -11,7 +11,7 @@ import pytest
 from memstream.cli import run
 from memstream.config import RecallConfig
 from memstream.memory import Memory, Scope, SqlStore
-from tests.stores.tiny import say
+from tests.stores.tiny import TinyEmbedder, say
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -111,6 +111,72 @@ def test_verify(store: Path, command: Command) -> None:
         "turn:1 has no full-text row",
         "the events tell of 1 vectors, the store holds 0",
     ]
+    status, out, err = command("verify", "--repair")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[:2] == [
+        "repaired: turn:1 has no full-text row: wrote it",
+        "repaired: the events tell of 1 vectors, the store holds 0: wrote the events that were missing",
+    ]
+    assert json.loads(command("verify", "--repair", "--json")[1])["done"] == []
+    Path(f"{store}-snapshots").joinpath("notes.txt").write_text("not ours")
+    status, out, err = command("verify", "--repair")
+    assert status == 1
+    assert "restore a backup" in err
+
+
+def test_documents_are_added_listed_searched_shown_and_forgotten(
+    command: Command, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memstream.cli.memory.SentenceTransformerEmbedder", TinyEmbedder)
+    folder = tmp_path / "kb"
+    folder.mkdir()
+    (folder / "desk.md").write_text("# Desk\n\n## Hours\n\nOpen from ten,\namber.\n\n## Returns\n\nbasil")
+    status, out, err = command("add", str(folder))
+    assert (status, err) == (0, "")
+    assert out == "1 added, 0 changed, 0 removed, 0 unchanged; 2 new passages\n"
+    assert (home / "memstream.db").stat().st_mode & 0o777 == 0o600
+    assert command("add", str(folder))[1] == "0 added, 0 changed, 0 removed, 1 unchanged; 0 new passages\n"
+    (folder / "mine.txt").write_text("cedar delta")
+    assert json.loads(command("add", str(folder / "mine.txt"), "--user", "c42", "--json")[1])["added"] == ["document:2"]
+    status, out, err = command("documents")
+    assert out.split() == ["document:1", *out.split()[1:3], "2", "passages", str(folder / "desk.md"), "Desk"]
+    assert [item["name"] for item in json.loads(command("documents", "--user", "c42", "--json")[1])] == ["mine.txt"]
+    assert "no documents" in command("documents", "--namespace", "other")[2]
+    assert [line.split()[0] for line in command("list")[1].splitlines()] == ["document:1"]
+    status, out, _ = command("search", "amber")
+    assert out.splitlines()[0].startswith("passage:1 ")
+    assert out.splitlines()[1].strip() == "from desk.md, Desk > Hours, lines 5 to 6"
+    status, out, _ = command("search", "cedar", "--user", "c42", "--json")
+    assert (json.loads(out)[0]["id"], json.loads(out)[0]["citation"]["name"]) == ("passage:3", "mine.txt")
+    assert json.loads(command("search", "cedar", "--json")[1]) == []
+    status, out, _ = command("show", "passage:1")
+    assert out.splitlines()[0].endswith("UTC, desk.md, Desk > Hours, lines 5 to 6")
+    assert command("show", "document:1")[1].splitlines()[1:] == ["Open from ten,", "amber.", "", "basil"]
+    assert command("show", "document:2")[0] == command("show", "document:1", "--namespace", "other")[0] == 1
+    assert command("forget", "document:1", "--user", "c42", "--yes")[0] == 1  # not theirs
+    status, out, _ = command("forget", "document:1", "--yes")
+    assert status == 0
+    assert "1 documents, 2 passages" in out
+    assert command("verify")[0] == 0
+
+
+def test_what_cannot_be_added_is_told(command: Command, tmp_path: Path) -> None:
+    assert command("add")[0] == 2
+    (tmp_path / "bad.jsonl").write_text('{"text": "amber"}\n{')
+    (tmp_path / "latin.md").write_bytes(b"caf\xe9")
+    for wrong, said in (
+        ([tmp_path / "gone.md"], "there is no"),
+        ([tmp_path / "bad.jsonl"], "line 2: not JSON"),
+        ([tmp_path / "latin.md"], "not UTF-8"),
+        ([tmp_path / "latin.md", "--sync"], "give a folder"),
+        ([tmp_path / "bad.jsonl", "--namespace", ""], "Scope.namespace"),
+        ([tmp_path / "bad.jsonl", "--store", tmp_path], "is a folder"),
+    ):
+        status, out, err = command("add", *map(str, wrong))
+        assert (status, out) == (1, "")
+        assert err.startswith("error: ")
+        assert said in err
+        assert err.count("\n") == 1
 
 
 def test_usage_and_missing_stores(command: Command, tmp_path: Path, home: Path) -> None:
