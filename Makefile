@@ -12,7 +12,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
-BENCHES := fidelity recall ops
+# A benchmark, and after a colon the part of it.
+BENCHES := fidelity recall:answers recall:evidence summaries ops
 
 setup: $(STAMP)
 
@@ -36,5 +37,6 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	@set -e; for script in $(BENCHES:%=tests/bench/%.py); do \
-		echo "== $$script"; $(BIN)/python $$script $(BENCH_ARGS); done
+	@set -e; for bench in $(BENCHES); do \
+		part=$${bench#"$${bench%%:*}"}; echo "== $$bench"; \
+		$(BIN)/python "tests/bench/$${bench%%:*}.py" $${part#:} $(BENCH_ARGS); done

@@ -12,30 +12,41 @@ import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
-from memstream.config import CacheConfig, GenerationConfig, RecallConfig, memstream_home, read_toml, retention_of
-from memstream.conversation import Conversation
-from memstream.engine import Engine
-from memstream.errors import ConfigError, InputError, StoreError
+from memstream.config import (
+    CacheConfig,
+    GenerationConfig,
+    RecallConfig,
+    SummarizerChoice,
+    default_store,
+    read_toml,
+    retention_of,
+)  # fmt: skip
+from memstream.conversation import Conversation, checked
+from memstream.engine import Engine, TurnQueue
+from memstream.errors import ConfigError
 from memstream.memory import (
     ConversationInfo,
+    CrossEncoderReranker,
     Document,
     Embedder,
     Hourly,
     Memory,
     Part,
+    Reranker,
     Scope,
     SentenceTransformerEmbedder,
     SqlStore,
+    Summarizer,
 )
+from memstream.model_summarizer import ModelSummarizer
 from memstream.models import DEFAULT_MODEL, fingerprint_of, load_model
 from memstream.report import Added, AddedDocuments, Clock, ForgetReceipt, Recalled, Reply, Usage
 from memstream.residents import Residents
 from memstream.session import Call, Session
 from memstream.streaming.model import StreamingModel
-from memstream.template import ChatTemplate
+from memstream.template import ChatTemplate, eos_ids_of
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +68,11 @@ class Agent:
         recall: what is put back on each turn.
         generation: how replies are decoded.
         embedder: turns texts into vectors; None: all-MiniLM-L6-v2.
+        summarizer: makes one more key to an exchange that left the window: ``extractive`` takes whole sentences of it;
+            ``model`` asks the chat model, while nobody waits for it, and takes what names nothing new; or a function
+            from turns, in order, to a text.
+        reranker: reads the best hits again and puts them in order: a ``Reranker``, or the folder or hub id of a
+            sentence-transformers cross-encoder; None: none does.
         retention_days: turns (and facts not pinned) of this namespace that are older are forgotten, now and every hour.
         chat_template: a Jinja template, for a base model.
         logits_processors: transformers logits processors; they see the window and the reply so far.
@@ -84,6 +100,8 @@ class Agent:
         recall: RecallConfig | None = None,
         generation: GenerationConfig | None = None,
         embedder: Embedder | None = None,
+        summarizer: SummarizerChoice | Summarizer = "extractive",
+        reranker: Reranker | str | os.PathLike[str] | None = None,
         retention_days: float | None = None,
         chat_template: str | None = None,
         logits_processors: Sequence[Any] = (),
@@ -98,6 +116,8 @@ class Agent:
         self.cache = cache or CacheConfig()
         self.generation = generation or GenerationConfig()
         self._processors = logits_processors
+        if not callable(summarizer) and summarizer not in get_args(SummarizerChoice):
+            raise ConfigError(f"summarizer is {summarizer!r}; allowed: 'extractive', 'model', or a function of turns")
         if isinstance(model, (str, os.PathLike)):
             loaded = load_model(
                 os.fspath(model), device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
@@ -107,18 +127,29 @@ class Agent:
             raise ConfigError("Agent(model=...) was given a loaded model; give its tokenizer=... too")
         else:
             fingerprint = fingerprint_of(model, tokenizer)
-        self._template = ChatTemplate(tokenizer, chat_template=chat_template, eos_ids=_eos_ids(model))
+        self._template = ChatTemplate(tokenizer, chat_template=chat_template, eos_ids=eos_ids_of(model))
         self._engine = Engine(StreamingModel(model, fingerprint=fingerprint), self.cache)
         opening = self._template.opening(system)
         self._engine.pinned(len(opening.tokens) if opening.pinned else 0)
+        queue = TurnQueue()
+        self._summarizer = ModelSummarizer(self._engine, self._template, queue) if summarizer == "model" else None
         embedder = embedder or SentenceTransformerEmbedder()
-        opened = SqlStore.open(_default_store() if store is None else store)
+        if isinstance(reranker, (str, os.PathLike)):
+            reranker = CrossEncoderReranker(reranker)
+        opened = SqlStore.open(default_store() if store is None else store)
         try:
-            self.memory = Memory(opened, embedder, recall or RecallConfig())
+            self.memory = Memory(
+                opened,
+                embedder,
+                recall or RecallConfig(),
+                summarizer=self._summarizer or (summarizer if callable(summarizer) else None),
+                summaries_believed=self._summarizer is None,
+                reranker=reranker,
+            )
         except BaseException:
             opened.close()
             raise
-        self._residents = Residents(self._engine, self._template, self.memory, system=system)
+        self._residents = Residents(self._engine, self._template, self.memory, queue, system=system)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
         self._keeping = threading.Lock()
@@ -143,7 +174,8 @@ class Agent:
             "generation": GenerationConfig,
         }
         plain = (
-            "model", "system", "store", "namespace", "retention_days", "chat_template", "device", "dtype", "revision",
+            "model", "system", "store", "namespace", "summarizer", "reranker", "retention_days", "chat_template",
+            "device", "dtype", "revision",
         )  # fmt: skip
         unknown = sorted(set(values) - set(tables) - set(plain))
         if unknown:
@@ -188,7 +220,7 @@ class Agent:
 
     def run(self, conversation: Conversation, text: str, config: GenerationConfig, call: Call) -> Iterator[str]:
         """Queues for the row, then lives one turn; ``call.reply`` has the report afterwards."""
-        text, clock = _checked(text), Clock()
+        text, clock = checked(text), Clock()
         if not self._residents.queue.enter(call.cancelled.is_set):
             call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
             return
@@ -197,6 +229,7 @@ class Agent:
             clock.lap("wait_ms")
             with contextlib.closing(self._turn(conversation, text, config, call, clock)) as turn:
                 for piece in turn:
+                    self._residents.queue.suspended()
                     yield piece
                     self._residents.queue.resumed()
         finally:
@@ -261,6 +294,7 @@ class Agent:
                     ),
                     timings=clock.timings(),
                     cache_bytes=self.cache_bytes,
+                    summaries=self.memory.summaries,
                 )
                 if done < len(tokens):
                     conversation.drop()  # a turn cut off in its prefill is not whole in the window
@@ -272,7 +306,7 @@ class Agent:
 
     def take_in(self, conversation: Conversation, user: str, assistant: str) -> Added:
         """Stores and prefills an exchange that happened elsewhere; nothing is recalled or generated."""
-        user, assistant = _checked(user), _checked(assistant)
+        user, assistant = checked(user), checked(assistant)
         with self._residents.queue:
             self._residents.make_resident(conversation)
             tokens, handle = conversation.exchange_tokens(user, assistant), conversation.handle
@@ -356,8 +390,8 @@ class Agent:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the key/value cache; they never change."""
-        return self._engine.cache_bytes
+        """Bytes of the key/value cache, and of the summarising model's; they never change."""
+        return self._engine.cache_bytes + (self._summarizer.cache_bytes if self._summarizer is not None else 0)
 
     def release(self, conversation: Conversation) -> None:
         """Takes note that a session was closed; with the last one the conversation is saved and given up."""
@@ -383,6 +417,8 @@ class Agent:
         if self._hourly is not None:
             self._hourly.stop()
         if self._residents.close():
+            if self._summarizer is not None:
+                self._summarizer.stop()
             self.memory.close()
 
     def __enter__(self) -> Self:
@@ -390,35 +426,6 @@ class Agent:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _checked(text: str) -> str:
-    """The text as it is stored and as the model sees it: NUL, which no store holds, becomes U+FFFD.
-
-    Raises:
-        InputError: not a text, or an empty one.
-    """
-    if not isinstance(text, str):
-        raise InputError(f"a turn must be a str, not {type(text).__name__}")
-    if not text.strip():
-        raise InputError("the text is empty; say something")
-    return text.replace("\0", "\ufffd")
-
-
-def _default_store() -> Path:
-    """``$MEMSTREAM_HOME/memstream.db``; the folder is made, for its owner only."""
-    home = memstream_home()
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot create {home}: {error.strerror}; set MEMSTREAM_HOME to a folder of yours") from error
-    return home / "memstream.db"
-
-
-def _eos_ids(model: Any) -> list[int]:
-    """The ids that the model's generation config says end a text."""
-    ids = model.generation_config.eos_token_id if model.generation_config is not None else None
-    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
 def _close_at_exit(reference: weakref.ref[Agent]) -> None:

@@ -11,18 +11,33 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args
 
-from memstream.errors import ConfigError
+from memstream.errors import ConfigError, StoreError
 
 MemoryPosition = Literal["before_turn", "after_sinks"]
 KernelChoice = Literal["auto", "torch", "triton"]
 KvDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 LogFormat = Literal["auto", "raw", "bgl"]
 ScoreMode = Literal["novel", "all"]
+SummarizerChoice = Literal["extractive", "model"]
 
 
 def memstream_home() -> Path:
     """Folder for converted models and the default store: ``$MEMSTREAM_HOME`` or ``~/.cache/memstream``."""
     return Path(os.environ.get("MEMSTREAM_HOME") or "~/.cache/memstream").expanduser()
+
+
+def default_store() -> Path:
+    """``$MEMSTREAM_HOME/memstream.db``; the folder is made, for its owner only.
+
+    Raises:
+        StoreError: it cannot be made.
+    """
+    home = memstream_home()
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot create {home}: {error.strerror}; set MEMSTREAM_HOME to a folder of yours") from error
+    return home / "memstream.db"
 
 
 def kernel_choice() -> KernelChoice:
@@ -198,14 +213,17 @@ class RecallConfig(_Settings):
         gate: least cosine similarity (-1 to 1) of a hit that holds half of the words that were asked for, each weighed
             by how rare it is; with none of them it takes 0.25 more, with all of them 0.25 less.
             None: calibrated per embedding space from random pairs.
+        rerank_hits: how many of the best hits a reranker reads, where there is one.
     """
 
     enabled: bool = True
     max_notes: int = 3
     query_turns: int = 3
     gate: float | None = None
+    rerank_hits: int = 32
 
     def __post_init__(self) -> None:
+        _check(self, "rerank_hits", 1, 1000)
         _check(self, "max_notes", 1, 64)
         _check(self, "query_turns", 1, 16)
         if self.gate is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memstream.config import GenerationConfig
 from memstream.engine import Engine
-from memstream.errors import CapacityError, StoreError
+from memstream.errors import CapacityError, InputError, StoreError
 from memstream.memory import ConversationHandle, Turn
 from memstream.report import Evicted, Recalled
 from memstream.streaming import snapshot
@@ -53,6 +53,19 @@ def exchanges(turns: Iterable[Turn]) -> list[Exchange]:
             found.append(Exchange(turn.sequence))
         found[-1].turns.append(turn)
     return found
+
+
+def checked(text: str) -> str:
+    """The text as it is stored and as the model sees it: NUL, which no store holds, becomes U+FFFD.
+
+    Raises:
+        InputError: not a text, or an empty one.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"a turn must be a str, not {type(text).__name__}")
+    if not text.strip():
+        raise InputError("the text is empty; say something")
+    return text.replace("\0", "\ufffd")
 
 
 def note_line(text: str) -> str:
@@ -112,6 +125,7 @@ class Conversation:
                 self.window = deque(exchange for exchange in exchanges(turns) if exchange.key in keys)
             else:
                 self._rebuild()
+            self.handle.window_begins(self.window[0].key if self.window else self.handle.next_sequence())
         except BaseException:
             self.drop()
             raise
@@ -268,7 +282,7 @@ class Conversation:
             How many tokens of the turn and of the notes were computed.
         """
         # A small model uses best what it read last, and what it read twice (docs/log.md).
-        found = sorted((note for note in notes if not note.why.pinned), key=lambda note: note.why.score)
+        found = sorted((note for note in notes if not note.why.pinned), key=lambda note: note.why.order)
         best = [note_line(note.note) for note in found[-1:]]
         pinned = [note_line(note.note) for note in notes if note.why.pinned]
         lines = [*(note_line(note.note) for note in found[:-1]), *pinned, *best]

@@ -29,19 +29,25 @@ class Engine:
         model: the model.
         cache: size and shape of each row.
         rows: how many conversations are resident at once.
+        lock: of another engine of the same model, so that their forwards take turns too.
+
+    Attributes:
+        lock: held for one forward, of a piece or a token, at a time.
 
     Raises:
         ConfigError: the cache is larger than the model allows.
     """
 
-    def __init__(self, model: StreamingModel, cache: CacheConfig, *, rows: int = 1) -> None:
+    def __init__(
+        self, model: StreamingModel, cache: CacheConfig, *, rows: int = 1, lock: threading.RLock | None = None
+    ) -> None:
         self.model = model
         self.config = cache
         self.limit = model.position_limit(cache)
         self.cache = model.new_cache(cache, rows=rows)
         self._decoders: dict[int, Decode] = {}  # by how many rows they decode at once
         self._free = list(range(rows))
-        self._lock = threading.RLock()
+        self.lock = lock or threading.RLock()
 
     @property
     def cache_bytes(self) -> int:
@@ -76,7 +82,7 @@ class Engine:
             CapacityError: no row is free, or the system turn is too long to be pinned.
         """
         sinks = self.pinned(pinned_tokens)
-        with self._lock:
+        with self.lock:
             if not self._free:
                 raise CapacityError("all rows are taken; another conversation has to leave first")
             index = self._free.pop(0)
@@ -92,13 +98,13 @@ class Engine:
 
     def leave(self, row: Row) -> None:
         """Frees the row for another conversation."""
-        with self._lock:
+        with self.lock:
             assert row.index not in self._free
             self._free.append(row.index)
 
     def step(self, rows: Sequence[Row], tokens: Sequence[int]) -> None:
         """Feeds one token to each of several rows in one forward, and renews their ``logits``."""
-        with self._lock:
+        with self.lock:
             for row in rows:
                 row.make_room()
             logits = self._forward(rows, [[token] for token in tokens], self._decode)
@@ -174,7 +180,7 @@ class Engine:
         done = 0
         while done < len(tokens):
             n = min(self.config.chunk_tokens, len(tokens) - done)
-            with self._lock:
+            with self.lock:
                 self._prefill([row], [layout.memory_piece(done, n)], [tokens[done : done + n]])
             done += n
         layout.memory, row.memory_ids = len(tokens), list(tokens)
@@ -184,7 +190,7 @@ class Engine:
         """Computes tokens piece by piece; yields each piece's ids and hidden states [n, E]."""
         done = 0
         while done < len(tokens):
-            with self._lock:
+            with self.lock:
                 row.make_room()
                 n = min(row.layout.room(), self.config.chunk_tokens, len(tokens) - done)
                 piece = tokens[done : done + n]
@@ -226,11 +232,13 @@ class TurnQueue:
     """One turn at a time; other threads wait. Waiting for oneself would be for ever, so it is an error."""
 
     PATIENCE_S = 2.0  # a turn that this thread began may be resumed by another one
+    QUIET_S = 0.25  # after which nobody seems to wait for the next piece of a reply
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._steps = 0
+        self._suspended: float | None = None  # since when the turn's caller has the latest piece
 
     def enter(self, cancelled: Callable[[], bool]) -> bool:
         """Waits for its turn; returns False where it was cancelled meanwhile.
@@ -255,10 +263,20 @@ class TurnQueue:
         """Notes which thread lives the turn now: the one that asked for its next piece."""
         self._owner = threading.get_ident()
         self._steps += 1
+        self._suspended = None
+
+    def suspended(self) -> None:
+        """Notes that the turn's caller has a piece, and the turn goes on when it asks for the next."""
+        self._suspended = time.monotonic()
+
+    def is_quiet(self) -> bool:
+        """True while no turn is lived, or the one that is was left standing by its caller."""
+        since = self._suspended
+        return not self._lock.locked() or (since is not None and time.monotonic() - since > self.QUIET_S)
 
     def leave(self) -> None:
         """Lets the next one in."""
-        self._owner = None
+        self._owner = self._suspended = None
         self._lock.release()
 
     def __enter__(self) -> None:

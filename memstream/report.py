@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import time
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ class Why:
     """Why a memory was found: scores, and its rank (from 1) in each list; None where a list does not hold it.
 
     ``boosts`` names what else spoke for it: ``date`` where it was said on, or tells of, a day that was asked for,
-    ``speaker`` where the question is about who said it.
+    ``speaker`` where the question is about who said it. ``rerank`` is the score of a reranker that has read it.
     """
 
     score: float
@@ -27,7 +28,13 @@ class Why:
     lexical_rank: int | None = None
     terms: tuple[str, ...] = ()
     boosts: tuple[str, ...] = ()
+    rerank: float | None = None
     pinned: bool = False
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Sorts what was found, the least first: by the reranker's score, then by the memory's own."""
+        return (-math.inf if self.rerank is None else self.rerank, self.score)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +122,25 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryCounts:
+    """What became of the exchanges that left a window, since the memory was opened.
+
+    Attributes:
+        chosen: summaries of the chosen summariser, a model or a callable.
+        extractive: sentences of the turns themselves, by default or because the chosen summariser gave nothing usable.
+        copies: no summary, as the windows hold every word already.
+        rejected: texts of a model that were not used, because they named what the turns do not.
+        failed: how often the chosen summariser raised an error.
+    """
+
+    chosen: int = 0
+    extractive: int = 0
+    copies: int = 0
+    rejected: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts of one turn: computed prompt, reply, recalled text, and what the window holds afterwards."""
 
@@ -162,7 +188,10 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer to one turn, and the report of how it came about; ``str(reply)`` is its text."""
+    """The answer to one turn, and the report of how it came about; ``str(reply)`` is its text.
+
+    ``summaries`` counts those made in the background so far, for all conversations.
+    """
 
     text: str
     finish_reason: FinishReason
@@ -171,6 +200,7 @@ class Reply:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     cache_bytes: int = 0
+    summaries: SummaryCounts = field(default_factory=SummaryCounts)
 
     def __str__(self) -> str:
         return self.text

@@ -25,16 +25,19 @@ class Residents:
         engine: has the row.
         template: renders turns.
         memory: stores them.
+        queue: of turns.
         system: system text of all conversations, or None.
     """
 
-    def __init__(self, engine: Engine, template: ChatTemplate, memory: Memory, *, system: str | None) -> None:
+    def __init__(
+        self, engine: Engine, template: ChatTemplate, memory: Memory, queue: TurnQueue, *, system: str | None
+    ) -> None:
         self._engine, self._template, self._memory, self._system = engine, template, memory, system
         self._open: dict[Scope, Conversation] = {}
         self._n_users: dict[Scope, int] = {}  # sessions per open conversation
         self._registry = threading.Lock()
         self._resident: Conversation | None = None
-        self.queue = TurnQueue()
+        self.queue = queue
         self.closed = False
 
     def acquire(self, scope: Scope, wait_s: float) -> Conversation:

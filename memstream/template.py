@@ -154,6 +154,12 @@ class ChatTemplate:
         return user_prefix, generation, "" if lead == user_suffix else lead, assistant_suffix
 
 
+def eos_ids_of(model: Any) -> list[int]:
+    """The ids that a model's generation config says end a text."""
+    ids = model.generation_config.eos_token_id if model.generation_config is not None else None
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+
+
 def _mark(i: int) -> str:
     """A sentinel text that no template rewrites."""
     return f"sentinel{i}text"

@@ -182,7 +182,7 @@ class Chunk(Base):
 
 
 class Derived(Base):
-    """A text made from turns (a summary): a key that points to its sources, never recalled itself."""
+    """A text made from turns (a summary, or a sentence: ``fact``): a key that points to its sources, never recalled."""
 
     __tablename__ = "derived"
     id: Mapped[int] = mapped_column(primary_key=True)

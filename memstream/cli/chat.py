@@ -8,11 +8,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from memstream.config import CacheConfig, GenerationConfig, RecallConfig
+from memstream.config import CacheConfig, GenerationConfig, RecallConfig, SummarizerChoice
 from memstream.errors import MemstreamError
 from memstream.report import Reply, as_json, shown
 
@@ -36,6 +36,13 @@ HELP = """/remember TEXT   pin a fact
 @click.option("--memory-tokens", type=int, default=256, show_default=True, help="Its share for recalled text.")
 @click.option("--max-new-tokens", type=int, default=256, show_default=True, help="Longest reply.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 always takes the likeliest token.")
+@click.option(
+    "--summarizer",
+    type=click.Choice(get_args(SummarizerChoice)),
+    default="extractive",
+    show_default=True,
+    help="Who sums up what leaves the window.",
+)
 @click.option("--no-recall", is_flag=True, help="Store everything, recall nothing.")
 @click.option("--show-memory", is_flag=True, help="Show what was recalled and evicted with each reply.")
 @click.option("--json", "as_lines", is_flag=True, help="One JSON report per reply instead of text.")
@@ -50,6 +57,7 @@ def command(
     memory_tokens: int,
     max_new_tokens: int,
     temperature: float,
+    summarizer: SummarizerChoice,
     no_recall: bool,
     show_memory: bool,
     as_lines: bool,
@@ -64,6 +72,7 @@ def command(
         "cache": CacheConfig(cache_tokens=cache_tokens, memory_tokens=memory_tokens),
         "recall": RecallConfig(enabled=not no_recall),
         "generation": GenerationConfig(max_new_tokens=max_new_tokens, temperature=temperature),
+        "summarizer": summarizer,
         "system": system,
         "store": store,
     }
@@ -136,7 +145,14 @@ def _show(reply: Reply) -> None:
     for gone in reply.evicted:
         turns = " ".join(gone.turns)
         click.secho(f"  evicted {turns} ({gone.n_tokens} tokens): {shown(gone.text)}", fg="yellow", err=True)
-    usage, timings = reply.usage, reply.timings
+    usage, timings, made = reply.usage, reply.timings, reply.summaries
+    if made.chosen or made.rejected or made.failed:
+        click.secho(
+            f"  summaries so far: {made.chosen} by the model, {made.extractive} extractive; the model's rejected for "
+            f"naming what nobody said: {made.rejected}, failed: {made.failed}",
+            dim=True,
+            err=True,
+        )
     click.secho(
         f"  sinks | memory {usage.memory_tokens} | window {usage.window_tokens} tokens, "
         f"{reply.cache_bytes / 2**20:.1f} MiB fixed; first token {timings.first_token_ms:.0f} ms, "

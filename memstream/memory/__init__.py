@@ -6,8 +6,10 @@ from memstream.memory.handle import ConversationHandle
 from memstream.memory.importing import ImportReport
 from memstream.memory.memory import Memory
 from memstream.memory.packing import Recall
+from memstream.memory.reranker import CrossEncoderReranker, Reranker
 from memstream.memory.retention import Hourly
 from memstream.memory.sources import Document
+from memstream.memory.summarizer import Summarizer
 from memstream.memory.verify import RepairReport, VerifyReport
 from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo, Turn
@@ -16,6 +18,7 @@ from memstream.stores.sql import SqlStore
 __all__ = [
     "ConversationHandle",
     "ConversationInfo",
+    "CrossEncoderReranker",
     "Document",
     "Embedder",
     "ExportReport",
@@ -25,9 +28,11 @@ __all__ = [
     "Part",
     "Recall",
     "RepairReport",
+    "Reranker",
     "Scope",
     "SentenceTransformerEmbedder",
     "SqlStore",
+    "Summarizer",
     "Turn",
     "VerifyReport",
     "storable_text",

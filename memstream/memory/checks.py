@@ -166,16 +166,16 @@ def _wrong_key(key: Any, owner_id: int, live: dict[int, int], expected: dict[int
     """What is wrong with a key of a conversation; None where nothing is."""
     if key.owner_id != owner_id:
         return f"chunk {key.id} belongs to another owner than its conversation"
-    if key.kind == "fact":
+    if key.kind == "fact" and key.fact_id is not None:
         return None
     if not {key.first_sequence, key.last_sequence} <= live.keys():
         return f"chunk {key.id} begins or ends with a turn that is not live"
     if key.kind == "window":
         return None if key.text == expected[key.id] else f"chunk {key.id} says something else than its turns"
     if key.derived_id is None:
-        return f"chunk {key.id} is a summary of unknown turns"
+        return f"chunk {key.id} is a {key.kind} of unknown turns"
     if not set(key.sources) <= set(live.values()):
-        return f"summary {key.derived_id} was made from a turn that is gone"
+        return f"{key.kind} {key.derived_id} was made from a turn that is gone"
     return None
 
 

@@ -38,7 +38,7 @@ def windows(turns: Sequence[Turn]) -> list[Window]:
 def window_text(texts: Sequence[str], max_pieces: int = MAX_PIECES - 2) -> str:
     """Joins texts, the longest cut first, so that the embedder reads something of each of them."""
     costs = [[estimated_pieces(word) for word in text.split()] for text in texts]
-    share = _fair_share([sum(cost) for cost in costs], max_pieces)
+    share = fair_share([sum(cost) for cost in costs], max_pieces)
     return "\n".join(_cut(text, cost, share) for text, cost in zip(texts, costs, strict=True)).strip()
 
 
@@ -50,7 +50,7 @@ def estimated_pieces(word: str) -> int:
     return (n_ascii + _CHARS_PER_PIECE - 1) // _CHARS_PER_PIECE + (len(word) - n_ascii)
 
 
-def _fair_share(needs: Sequence[int], room: int) -> int:
+def fair_share(needs: Sequence[int], room: int) -> int:
     """The most pieces any text may take so that all fit into ``room``; short texts leave their rest to long ones."""
     share, left = room, room
     for i, need in enumerate(sorted(needs)):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from memstream.memory.embedder import Embedder, embed
+from memstream.memory.embedder import Embedder, Embedders, embed
+from memstream.memory.live_index import SearchIndex
+from memstream.stores import vectors
+from memstream.stores.sql import SqlStore
 
 # Questions and statements on unrelated matters. They come with the code, not from the store, so that nobody's gate
 # depends on what somebody else said.
@@ -45,9 +48,37 @@ _STATEMENTS = (
     "The ceiling lamp in the hall needs a new bulb.",
 )
 _QUANTILE = 0.99
+_LEXICAL_GATE = -0.05  # without an embedder, two fifths of the words that were asked for let a memory in
 
 
 def calibrate(embedder: Embedder) -> float:
     """The 99th percentile of the cosine (-1 to 1) over all unrelated question-statement pairs."""
     questions, statements = embed(embedder, _QUESTIONS), embed(embedder, _STATEMENTS)
     return float(np.quantile(questions @ statements.T, _QUANTILE))
+
+
+class Gate:
+    """The least cosine of a hit in the space that serves: as configured, as calibrated before, or calibrated now."""
+
+    def __init__(self, store: SqlStore, index: SearchIndex, embedders: Embedders) -> None:
+        self._store, self._index, self._embedders = store, index, embedders
+        self._known: dict[int, float] = {}  # by space
+
+    def value(self, configured: float | None) -> float:
+        """The least cosine of a hit that holds half of the words that were asked for."""
+        if not self._embedders:
+            return _LEXICAL_GATE
+        if configured is not None:
+            return configured
+        space = self._index.space
+        if space is None:
+            with self._store.read() as connection:
+                space = vectors.find_space(connection)
+            assert space is not None
+        found = self._known.get(space.id, space.gate)
+        if found is None:
+            found = calibrate(self._embedders.of(space))
+            with self._store.write() as connection:
+                vectors.set_gate(connection, space.id, found)
+        self._known[space.id] = found  # threads that come here at once find the same
+        return found

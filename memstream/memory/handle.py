@@ -40,6 +40,7 @@ class ConversationHandle:
         release: Callable[[], None],
         indexed: Callable[[], None],
         summarise: Callable[[int, tuple[int, ...]], None],
+        catch_up: Callable[[int, int], None],
     ) -> None:
         self.id = conversation_id
         self.scope = scope
@@ -47,6 +48,7 @@ class ConversationHandle:
         self._release: Callable[[], None] | None = release
         self._indexed = indexed
         self._summarise = summarise
+        self._catch_up: Callable[[int, int], None] | None = catch_up
 
     def __enter__(self) -> Self:
         return self
@@ -148,6 +150,13 @@ class ConversationHandle:
         """Has turns that left the window summarised in the background, as one more key to them."""
         self._check_open()
         self._summarise(self.id, tuple(turn_ids))
+
+    def window_begins(self, sequence: int) -> None:
+        """Has the exchanges before a sequence summarised that an earlier process did not come to; once a handle."""
+        self._check_open()
+        catch_up, self._catch_up = self._catch_up, None
+        if catch_up is not None:
+            catch_up(self.id, sequence)
 
     # --- snapshots of the cache
 

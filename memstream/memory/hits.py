@@ -17,6 +17,7 @@ class Hit:
         evidence: how far it is above the gate (0 and more lets it in), or below.
         near: says something of what was asked for itself; "Thanks, noted." in a window that passes does not.
         boosts: what else spoke for it.
+        rerank: the reranker's score, where one has read it.
     """
 
     turn: Turn | None
@@ -30,7 +31,15 @@ class Hit:
     boosts: tuple[str, ...] = ()
     dense_rank: int | None = None
     lexical_rank: int | None = None
+    rerank: float | None = None
     passage: StoredPassage | None = None
+
+    @property
+    def text(self) -> str:
+        """What was found."""
+        if self.passage is not None:
+            return self.passage.text
+        return self.turn.text if self.turn is not None else self.fact[1] if self.fact is not None else ""
 
 
 def through_the_gate(hits: Sequence[Hit]) -> list[Hit]:

@@ -1,23 +1,19 @@
-"""What happens off the reply's path: summaries of what left the window, and the vectors of everything new."""
+"""What happens off the reply's path: the vectors of everything new."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from sqlalchemy import Connection
 
-from memstream.memory import keys
 from memstream.memory.embedder import Embedders, embed
 from memstream.memory.live_index import SearchIndex
-from memstream.memory.summarizer import summarise
-from memstream.stores import rows, vectors
+from memstream.memory.worker import Worker
+from memstream.stores import vectors
 from memstream.stores.sql import SqlStore
 from memstream.stores.vectors import SpaceInfo
 
-_log = logging.getLogger(__name__)
 _PIECE = 64  # texts embedded between two looks at the store
 _CHECKPOINT_EVENTS = 2000  # the index file is written after so many changes,
 _CHECKPOINT_PART = 8  # or, of a large one, after an eighth has changed
@@ -35,13 +31,10 @@ class Indexer:
     def __init__(self, store: SqlStore, index: SearchIndex, embedders: Embedders) -> None:
         self._store, self._index, self._embedders = store, index, embedders
         self._lock = threading.Lock()
-        self._closed = False
         self._queued = False
         self._space_id: int | None = None
         self._done = vectors.Done()  # in that space
-        self._jobs: list[Future[object]] = []
-        self._failed: BaseException | None = None  # the first failure since the last flush
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memstream-memory")
+        self._worker = Worker("indexing")
 
     def wake(self, *, anew: bool = False) -> None:
         """Has what is without a vector embedded, unless that is queued already.
@@ -55,21 +48,16 @@ class Indexer:
             if not self._embedders or self._queued:
                 return
             self._queued = True
-        self._submit(self._embed_pending)
+        self._worker.submit(self._embed_pending)
 
     def warm_up(self, then: Callable[[], object]) -> None:
         """Has embedder and index loaded, and ``then`` called, so that the first recall need not wait for them."""
         if self._embedders:
-            self._submit(lambda: self._load(then))
-
-    def summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
-        """Has turns of a conversation summarised, as one more key to them."""
-        if turn_ids:
-            self._submit(lambda: self._summarise(conversation_id, turn_ids))
+            self._worker.submit(lambda: self._load(then))
 
     def run(self, job: Callable[[], object]) -> None:
         """Has something else done off the reply's path."""
-        self._submit(job)
+        self._worker.submit(job)
 
     def _load(self, then: Callable[[], object]) -> None:
         with self._store.read() as connection:
@@ -79,16 +67,6 @@ class Indexer:
         self._index.refresh()
         self._index.improve()
         then()
-
-    def _submit(self, job: Callable[[], object]) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            future = self._worker.submit(_told, job)
-            done = [job for job in self._jobs if job.done()]
-            self._failed = self._failed or next((e for job in done if (e := job.exception()) is not None), None)
-            self._jobs = [job for job in self._jobs if not job.done()]
-            self._jobs.append(future)
 
     def _embed_pending(self) -> None:
         self._queued = False  # first: whoever wakes from now on may have written what the next look misses
@@ -115,47 +93,14 @@ class Indexer:
             self._space_id, self._done = space.id, vectors.Done()
         return space
 
-    def _summarise(self, conversation_id: int, turn_ids: tuple[int, ...]) -> None:
-        with self._store.read() as connection:
-            turns = rows.live_turns(connection, conversation_id, turn_ids)
-        summary = summarise([turn.text for turn in turns])
-        if not summary:
-            return
-        with self._store.write() as connection:
-            if rows.live_turns(connection, conversation_id, turn_ids) != turns:
-                return  # one was forgotten or undone meanwhile, and with it what was made from it
-            keys.add_summary(connection, conversation_id, turns, summary)
-        self.wake()
-
     def flush(self) -> None:
         """Waits for everything queued, and for what that queues.
 
         Raises:
             MemstreamError: the first of what went wrong since the last flush.
         """
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    failed, self._failed = self._failed, None
-                    break
-                job = self._jobs.pop(0)
-            error = job.exception()
-            with self._lock:
-                self._failed = self._failed or error
-        if failed is not None:
-            raise failed
+        self._worker.flush()
 
     def shutdown(self) -> None:
         """Takes no more work and ends the thread."""
-        with self._lock:
-            self._closed = True
-        self._worker.shutdown(wait=True)
-
-
-def _told(job: Callable[[], object]) -> object:
-    """Runs a job, and tells at once what went wrong; ``flush`` raises it."""
-    try:
-        return job()
-    except BaseException as error:
-        _log.error("indexing in the background failed: %s", error)
-        raise
+        self._worker.shutdown()

@@ -1,4 +1,7 @@
-"""Keeping the keys (windows, summaries) of a conversation in step with its turns, inside the caller's transaction."""
+"""Keeping the keys of a conversation (windows, summaries, particulars) in step with its turns.
+
+Inside the caller's transaction.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from memstream.memory.chunker import STRIDE_TURNS, WINDOW_TURNS, Window, window_text, windows
+from memstream.memory.particulars import particulars
 from memstream.stores import rows, vectors
 from memstream.stores import schema as db
 from memstream.stores.rows import Turn
@@ -33,7 +37,28 @@ def add_windows(connection: Connection, conversation_id: int) -> int:
 
 
 def _insert_windows(connection: Connection, conversation_id: int, turns: Sequence[Turn]) -> int:
+    _put_particulars(connection, conversation_id, turns)
     return _put(connection, conversation_id, [window for window in windows(turns) if window.text])
+
+
+def _put_particulars(connection: Connection, conversation_id: int, turns: Sequence[Turn]) -> None:
+    """Makes keys to those of the turns that tell something particular, each once."""
+    told = [(turn, text) for turn in turns for text in particulars(turn)]
+    if not told:
+        return
+    there = {(first, text) for first, _, text in _keys(connection, "fact", conversation_id, *_span(turns))}
+    place = {"owner_id": rows.owner_of(connection, conversation_id), "conversation_id": conversation_id}
+    for turn, text in told:
+        if (turn.sequence, text) not in there:
+            there.add((turn.sequence, text))
+            ends = {"first_sequence": turn.sequence, "last_sequence": turn.sequence}
+            chunk = insert(db.Chunk).values(**place, **ends, kind="fact", text=text).returning(db.Chunk.id)
+            chunk_id = connection.execute(chunk).scalar_one()
+            connection.execute(insert(db.Derived).values(chunk_id=chunk_id, kind="fact", text=text, sources=[turn.id]))
+
+
+def _span(turns: Sequence[Turn]) -> tuple[int, int]:
+    return turns[0].sequence, turns[-1].sequence
 
 
 def _put(connection: Connection, conversation_id: int, said: Sequence[Window]) -> int:
@@ -118,6 +143,10 @@ def put_windows(
     made = [Window(*span, text) for span, text in zip(spans, texts, strict=True)]
     good = [window for window in made if {window.first, window.last} <= live and window.text]
     _put(connection, conversation_id, good)
+    if good:
+        low, high = min(window.first for window in good), max(window.last for window in good)
+        turns = [turn for turn in rows.turns(connection, conversation_id, first=low, last=high) if turn.state != "open"]
+        _put_particulars(connection, conversation_id, turns)
     ids = _window_ids(connection, conversation_id, good)
     return [(ids[window], window.text) if window in ids else None for window in made]
 
@@ -145,12 +174,50 @@ def remove_keys(
     keys = [key for key in keys if _any_between(gone, key.first_sequence, key.last_sequence)]
     lost_summaries: list[list[int]] = []
     for part in rows.batches(key.id for key in keys):
-        lost_summaries.extend(connection.scalars(select(db.Derived.sources).where(db.Derived.chunk_id.in_(part))))
+        summaries = select(db.Derived.sources).where(db.Derived.chunk_id.in_(part), db.Derived.kind == "summary")
+        lost_summaries.extend(connection.scalars(summaries))
     removed = vectors.delete_chunks(connection, [key.id for key in keys])
     for low, high in _joined((key.first_sequence, key.last_sequence) for key in keys if key.kind == "window"):
         left = rows.turns(connection, conversation_id, first=low, last=high)
         _insert_windows(connection, conversation_id, [turn for turn in left if turn.state != "open"])
     return removed, lost_summaries
+
+
+def is_held_whole(connection: Connection, turns: Sequence[Turn]) -> bool:
+    """True where each of a conversation's turns is in a window uncut: a summary of them would say nothing new."""
+    windows = _keys(connection, "window", turns[0].conversation_id, *_span(turns))
+    return all(
+        any(first <= turn.sequence <= last and turn.text.strip() in text for first, last, text in windows)
+        for turn in turns
+    )
+
+
+def is_summarised(connection: Connection, turns: Sequence[Turn]) -> bool:
+    """True where there is a summary of a conversation's turns, from the first to the last."""
+    begin, end = _span(turns)
+    summaries = _keys(connection, "summary", turns[0].conversation_id, begin, end)
+    return any(first <= begin and end <= last for first, last, _ in summaries)
+
+
+def _keys(connection: Connection, kind: str, conversation_id: int, first: int, last: int) -> list[tuple[int, int, str]]:
+    """Keys of a kind that reach into sequences ``first`` to ``last``."""
+    statement = select(db.Chunk.first_sequence, db.Chunk.last_sequence, db.Chunk.text).where(
+        db.Chunk.conversation_id == conversation_id,
+        db.Chunk.kind == kind,
+        db.Chunk.last_sequence >= first,
+        db.Chunk.first_sequence <= last,
+    )
+    return [(first or 0, last or 0, text) for first, last, text in connection.execute(statement)]
+
+
+def left_exchanges(connection: Connection, conversation_id: int, before: int, limit: int) -> list[tuple[int, ...]]:
+    """The exchanges among the last ``limit`` finished live turns before a sequence, oldest first, as ids of turns."""
+    found: list[list[int]] = []
+    for turn in rows.turns_before(connection, conversation_id, before, limit):
+        if turn.role == "user" or not found:
+            found.append([])
+        found[-1].append(turn.id)
+    return [tuple(ids) for ids in found]
 
 
 def _any_between(ordered: Sequence[int], first: int, last: int) -> bool:

@@ -1,4 +1,4 @@
-"""How much the words and cosines of one text count for a query: see the formulas in ``retriever.py``."""
+"""How much the words and cosines of one text count for a query: see the formulas in ``scoring.py``."""
 
 from __future__ import annotations
 

@@ -9,20 +9,24 @@ from sqlalchemy import Connection, select, update
 
 from memstream.config import RecallConfig
 from memstream.errors import ConfigError, InputError
-from memstream.memory import facts, forgetting, gate, keys, present
+from memstream.memory import facts, forgetting, keys, present
 from memstream.memory.documents import Adding, Told
 from memstream.memory.embedder import Embedder, Embedders
+from memstream.memory.gate import Gate
 from memstream.memory.handle import ConversationHandle, sweep_snapshots
-from memstream.memory.hits import Ranked, through_the_gate
+from memstream.memory.hits import Hit, Ranked, through_the_gate
 from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import open_index
 from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
+from memstream.memory.reranker import Reranker, rerank
 from memstream.memory.retriever import Retriever
 from memstream.memory.sources import Document, Paths
+from memstream.memory.summaries import Summaries
+from memstream.memory.summarizer import Summarizer
 from memstream.memory.upkeep import Upkeep
 from memstream.memory.view import view_of
-from memstream.report import AddedDocuments, DocumentInfo, ForgetReceipt, Recalled
+from memstream.report import AddedDocuments, DocumentInfo, ForgetReceipt, Recalled, SummaryCounts
 from memstream.stores import documents as stored_documents
 from memstream.stores import rows, vectors
 from memstream.stores import schema as db
@@ -30,7 +34,6 @@ from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo
 from memstream.stores.sql import SqlStore
 
-_LEXICAL_GATE = -0.05  # without an embedder, two fifths of the words that were asked for let a memory in
 _TEXTS_SOUGHT = 8  # of a document's passages, those that are searched for again once they are forgotten
 
 
@@ -49,22 +52,35 @@ class Memory(Upkeep):
         recall: how much is recalled, and the gate.
         index: ``auto``, ``exact``, ``faiss``, ``faiss:`` and FAISS's own description, or ``pgvector``; see
             ``open_index``.
+        summarizer: summarises exchanges that left a window, in a thread of its own; None takes whole sentences of them.
+        summaries_believed: False rejects a summary that names a number or a name that its turns do not.
+        reranker: puts the best hits into a better order; None leaves them as they are.
 
     Raises:
         DimensionMismatchError: the store's vectors were made by another embedder.
     """
 
     def __init__(
-        self, store: SqlStore, embedder: Embedder | None, recall: RecallConfig, *, index: str = "auto"
+        self,
+        store: SqlStore,
+        embedder: Embedder | None,
+        recall: RecallConfig,
+        *,
+        index: str = "auto",
+        summarizer: Summarizer | None = None,
+        summaries_believed: bool = True,
+        reranker: Reranker | None = None,
     ) -> None:
         self.store = store
         self._embedders = Embedders(embedder)
         self.config = recall
         self._index = open_index(store, index, lazy=not recall.enabled)
         self._retriever = Retriever(store, self._index, self._embedders)
-        self._gates: dict[int, float] = {}  # by space
+        self._reranker = reranker
+        self._gate = Gate(store, self._index, self._embedders)
         self._closed = False
         self._indexer = Indexer(store, self._index, self._embedders)
+        self._summaries = Summaries(store, summarizer, believed=summaries_believed, stored=self._indexer.wake)
         if embedder is not None:
             self._check_space(embedder)
             self._indexer.wake()
@@ -115,7 +131,8 @@ class Memory(Upkeep):
             scope,
             release=release,
             indexed=self._indexer.wake,
-            summarise=self._indexer.summarise,
+            summarise=self._summaries.add,
+            catch_up=self._summaries.catch_up,
         )
 
     def list_conversations(self, scope: Scope) -> list[ConversationInfo]:
@@ -200,7 +217,7 @@ class Memory(Upkeep):
         if not self.config.enabled:
             return Recall()
         ranked = self._rank(scope, query_turns[-self.config.query_turns :], window_from)
-        passed = through_the_gate(ranked.hits)
+        passed = self._reranked(query_turns, through_the_gate(ranked.hits))
         with self.store.read() as connection:
             view = view_of(connection, scope, window_from)
             pinned = [] if view is None else pinned_facts(connection, view)
@@ -221,13 +238,29 @@ class Memory(Upkeep):
 
     def search(self, scope: Scope, query: str, *, limit: int = 10) -> list[Recalled]:
         """The best memories of a scope for a query, best first, each with why; any shared word is a match."""
-        hits = self._rank(scope, [query], None).hits
+        found = self._reranked([query], self._matches(scope, query))
         with self.store.read() as connection:
-            return recalled(connection, [hit for hit in hits if hit.terms or (hit.near and hit.evidence >= 0)][:limit])
+            return recalled(connection, found[:limit])
+
+    def _matches(self, scope: Scope, query: str) -> list[Hit]:
+        hits = self._rank(scope, [query], None).hits
+        return [hit for hit in hits if hit.terms or (hit.near and hit.evidence >= 0)]
+
+    def _found_again(self, scope: Scope, texts: Iterable[str]) -> set[str]:
+        """The ids of what searching for texts finds, whatever a reranker would think of it."""
+        matches = [hit for text in texts for hit in self._matches(scope, text)]
+        with self.store.read() as connection:
+            return {hit.id for hit in recalled(connection, matches)}
+
+    def _reranked(self, query_turns: Sequence[str], hits: list[Hit]) -> list[Hit]:
+        """Hits in the order in which they are to be taken."""
+        if self._reranker is None or not hits:
+            return hits
+        return rerank(self._reranker, query_turns[-1], hits, self.config.rerank_hits)
 
     def _rank(self, scope: Scope, query_turns: Sequence[str], window_from: int | None) -> Ranked:
         return self._retriever.rank(
-            scope, query_turns, window_from=window_from, gate=self._gate_value(), today=db.now().date()
+            scope, query_turns, window_from=window_from, gate=self._gate.value(self.config.gate), today=db.now().date()
         )
 
     def memories(self, scope: Scope, *, limit: int = 50) -> list[Recalled]:
@@ -329,9 +362,9 @@ class Memory(Upkeep):
         done = forgetting.forget(self.store, scope, memory_id)
         wiped = self._purge(None if done.owed_more else done.texts)
         for conversation_id, sources in done.summaries:
-            self._indexer.summarise(conversation_id, sources)
+            self._summaries.add(conversation_id, sources)
         self._indexer.wake()
-        found = {hit.id for text in done.texts[:_TEXTS_SOUGHT] for hit in self.search(scope, text, limit=1000)}
+        found = self._found_again(scope, done.texts[:_TEXTS_SOUGHT])
         with self.store.read() as connection:
             left = connection.scalars(select(db.Chunk.id).where(db.Chunk.id.in_(done.chunk_ids))).all()
         verified = wiped and found.isdisjoint(done.ids) and not left and not self._index.holds(done.chunk_ids)
@@ -344,28 +377,9 @@ class Memory(Upkeep):
             verified=verified,
         )
 
-    def _gate_value(self) -> float:
-        """The least cosine of a hit: as configured, as calibrated before, or calibrated now."""
-        if not self._embedders:
-            return _LEXICAL_GATE
-        if self.config.gate is not None:
-            return self.config.gate
-        space = self._index.space
-        if space is None:
-            with self.store.read() as connection:
-                space = vectors.find_space(connection)
-            assert space is not None
-        found = self._gates.get(space.id, space.gate)
-        if found is None:
-            found = gate.calibrate(self._embedders.of(space))
-            with self.store.write() as connection:
-                vectors.set_gate(connection, space.id, found)
-        self._gates[space.id] = found  # threads that come here at once find the same
-        return found
-
     def warm_up(self) -> None:
         """Loads embedder, index and gate in the background, so that the first recall need not wait for them."""
-        self._indexer.warm_up(self._gate_value)
+        self._indexer.warm_up(lambda: self._gate.value(self.config.gate))
 
     def flush(self) -> None:
         """Waits until everything said so far is summarised, embedded and indexed.
@@ -373,18 +387,31 @@ class Memory(Upkeep):
         Raises:
             MemstreamError: what went wrong in the background since the last flush.
         """
-        self._indexer.flush()
+        try:
+            self._summaries.flush()
+        finally:
+            self._indexer.flush()
+
+    @property
+    def summaries(self) -> SummaryCounts:
+        """How many summaries were made so far, and by whom."""
+        return self._summaries.counts
 
     def close(self) -> None:
-        """Finishes the background work, saves the index and closes the store; closing twice is harmless."""
+        """Finishes the background work, saves the index and closes the store; closing twice is harmless.
+
+        A chosen summariser is not asked any more: what waits for it gets the extractive summary.
+        """
         if self._closed:
             return
         self._closed = True
+        self._summaries.hurry()
         try:
             self.flush()
             self._index.checkpoint()
             if self.store.owes_purge:
                 self._purge()
         finally:
+            self._summaries.shutdown()
             self._indexer.shutdown()
             self.store.close()

@@ -61,9 +61,10 @@ def pack(
             kept.append(note)
             spent += note.cost
     chosen: list[_Note] = []
+    least = _LEAST_SHARE * max((found_note.why.score for found_note in found), default=0.0)
     for found_note in found:
-        if found_note.why.score < _LEAST_SHARE * found[0].why.score:
-            break
+        if found_note.why.score < least:
+            continue
         note = _Note(found_note)
         if any(found_note.id == other.note.id or note.says_the_same(other) for other in kept):
             continue

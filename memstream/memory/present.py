@@ -43,6 +43,7 @@ def recalled(connection: Connection, hits: Sequence[Hit]) -> list[Recalled]:
             lexical_rank=hit.lexical_rank,
             terms=hit.terms,
             boosts=hit.boosts,
+            rerank=None if hit.rerank is None else round(hit.rerank, 4),
             pinned=hit.fact is not None and hit.fact[0] in pinned,
         )
         if hit.turn is not None:

@@ -18,6 +18,7 @@ from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import SearchIndex
 from memstream.memory.reindex import Progress as Told
 from memstream.memory.reindex import Reindexed, reindex
+from memstream.memory.summaries import Summaries
 from memstream.memory.verify import RepairReport, VerifyReport, repair, verify
 from memstream.report import ExpireReceipt
 from memstream.stores.backup import Progress, backup
@@ -27,12 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """The operations on a whole store; its store, embedders, index and indexer are set by ``Memory``."""
+    """The operations on a whole store; its parts are set by ``Memory``."""
 
     store: SqlStore
     _embedders: Embedders
     _index: SearchIndex
     _indexer: Indexer
+    _summaries: Summaries
 
     def _purge(self, texts: Collection[str] | None = None) -> bool:
         """Takes deleted vectors out of the index and its file, and deleted words out of SQLite's files.
@@ -74,7 +76,7 @@ class Upkeep:
         done = retention.expire(self.store, before, part, pinned=pinned)
         wiped = self._purge() if self.store.owes_purge else True
         for conversation_id, sources in done.summaries:
-            self._indexer.summarise(conversation_id, sources)
+            self._summaries.add(conversation_id, sources)
         self._indexer.wake()
         with self.store.read() as connection:
             left = retention.count(connection, before, part, pinned=pinned)

@@ -97,7 +97,6 @@ class Told:
     def recall(self, number: int, question: str, n_words: int, config: RecallConfig) -> set[str]:
         """The turns recalled for a question to a pair, within a number of words."""
         self.memory.config = config
-        self.memory._gate = config.gate
         found = self.memory.recall(
             _scope(number),
             [question],

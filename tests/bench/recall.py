@@ -100,7 +100,7 @@ class Talk:
                 count_tokens=self.conversation.count_note,
             ).notes
             self.agent.memory.config = OFF
-            ranked = sorted(notes, key=lambda note: note.why.score)
+            ranked = sorted(notes, key=lambda note: note.why.order)
             lines = "\n".join(note_line(note.text) for note in (*ranked, *ranked[-1:]))
             reply = self.session.chat(f"{NOTES_HEAD}\n{lines}\n\n{fact.question}" if notes else fact.question)
         return reply.text, any(note.text == fact.statement for note in notes)
@@ -191,17 +191,24 @@ def in_window(loaded: Any, fact: Fact) -> tuple[str, bool]:
 @click.command()
 @click.argument("part", type=click.Choice(["answers", "evidence"]), default="answers")
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of locomo10.json, for PART evidence.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("bench-out/recall.jsonl"), show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), help="Where to.  [default: bench-out/recall-PART.jsonl]")
 @click.option("--facts", "n_facts", default=100, show_default=True, help="Facts told and asked.")
 @click.option("--filler-tokens", default=20_000, show_default=True, help="Tokens between telling and asking.")
 @click.option("--only", multiple=True, type=click.Choice(WAYS), help="Only this way of asking; repeatable.")
 @click.option("--skip-tests", is_flag=True, help="Measure even where the tests were not run; noted in the output.")
 def main(
-    part: str, data: Path | None, out: Path, n_facts: int, filler_tokens: int, only: tuple[str, ...], skip_tests: bool
+    part: str,
+    data: Path | None,
+    out: Path | None,
+    n_facts: int,
+    filler_tokens: int,
+    only: tuple[str, ...],
+    skip_tests: bool,
 ) -> None:
     """Recall benchmarks; PART answers asks about facts that left the cache long ago, evidence about LoCoMo."""
     tested = "tests/integration/test_agent.py" if part == "answers" else "tests/stores/test_memory_recall.py"
     path = data_file(data, "locomo10.json") if part == "evidence" else None
+    out = out or Path(f"bench-out/recall-{part}.jsonl")
     results = Results("recall", out, tests=[tested], skip_tests=skip_tests)
     if part == "answers":
         answers(results, n_facts=n_facts, filler_tokens=filler_tokens, only=set(only or WAYS))

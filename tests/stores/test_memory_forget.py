@@ -13,6 +13,7 @@ from tests.stores.tiny import count_words, say
 
 SCOPE = Scope("n", "u", "c")
 SECRET = "zanzibarium quixotolite"
+LONG = " ".join(f"Willow number {i} is by the river." for i in range(60))  # no window holds all of it
 
 
 def files_with(folder: Path, word: str) -> list[str]:
@@ -30,7 +31,7 @@ def test_a_forgotten_turn_is_gone_from_every_file(tmp_path: Path, make_memory: M
     with memory.open_conversation(SCOPE) as handle:
         for i in range(20):
             say(handle, f"amber basil number{i}", f"cedar delta reply{i}")
-        asked, replied = say(handle, f"My word is {SECRET}.", "Noted.")
+        asked, replied = say(handle, f"My word is {SECRET}.", LONG)
         for i in range(20, 40):
             say(handle, f"amber basil number{i}", f"cedar delta reply{i}")
         handle.evicted([asked, replied])

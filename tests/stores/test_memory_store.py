@@ -117,31 +117,6 @@ def test_superseded_turns_are_kept_and_never_recalled(make_memory: MakeMemory, p
     assert "delta" not in " ".join(str(row) for row in plain_sql(memory, "SELECT text FROM chunks"))
 
 
-def test_a_summary_is_a_key_to_its_turns_only(make_memory: MakeMemory, place: Place) -> None:
-    memory = make_memory(place)
-    with memory.open_conversation(SCOPE) as handle:
-        first = say(handle, "amber basil cedar. delta ember fjord.", "grove heron ivory.")
-        second = say(handle, "jolly kayak lemon.", "maple noble ocean.")
-        handle.evicted(first + second)
-        memory.flush()
-        derived = [(*row[:2], str(row[2])) for row in plain_sql(memory, "SELECT kind, text, sources FROM derived")]
-        assert derived == [
-            (
-                "summary",
-                "amber basil cedar. delta ember fjord. grove heron ivory. jolly kayak lemon. maple noble ocean.",
-                str(list(first + second)),
-            )
-        ]
-        found = memory.recall(SCOPE, ["kayak"], window_from=None, budget_tokens=99, count_tokens=count_words)
-        texts = {turn.text for turn in handle.turns()}
-        assert found.notes
-        assert {note.text for note in found.notes} <= texts
-        handle.evicted(first + second)  # made from the turns again, not from the summary
-        memory.flush()
-        assert len(set(plain_sql(memory, "SELECT text FROM derived"))) == 1
-    assert memory.verify().problems == ()
-
-
 @pytest.mark.parametrize("text", ["a\x00b", "a\ud800b", "\udfff", "\x00", "ok \U0001f600", "", " ", "x" * 100_000])
 def test_any_text_is_stored_searched_and_given_back(make_memory: MakeMemory, place: Place, text: str) -> None:
     memory = make_memory(place)

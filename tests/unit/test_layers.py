@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # Room -> rooms it may import. Every other room may import config, report and errors.
 PLAIN = {"config", "report", "errors"}
 BELOW_AGENT = {"memory", "stores", "engine", "streaming", "models"}
-AGENT = {"template", "conversation", "residents", "session", "agent"}
+AGENT = {"template", "model_summarizer", "conversation", "residents", "session", "agent"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
@@ -27,10 +27,11 @@ ALLOWED: dict[str, set[str]] = {
     "memory": {"stores", "models"},
     # The agent and its parts.
     "template": {"models"},
+    "model_summarizer": BELOW_AGENT | {"template"},
     "conversation": BELOW_AGENT | {"template"},
     "residents": BELOW_AGENT | {"template", "conversation"},
     "session": BELOW_AGENT | {"conversation", "agent"},  # a session is a handle on its agent
-    "agent": BELOW_AGENT | {"template", "conversation", "residents", "session"},
+    "agent": BELOW_AGENT | {"template", "model_summarizer", "conversation", "residents", "session"},
     # The front doors.
     "replay": BELOW_AGENT | AGENT,
     "demo": BELOW_AGENT | AGENT,

@@ -97,7 +97,7 @@ def test_the_gate_is_calibrated_once_and_kept(told: tuple[Memory, dict[str, str]
     memory, _, _ = told
     with memory.store.read() as connection:
         (gate,) = connection.exec_driver_sql("SELECT gate FROM spaces").all()
-    assert gate[0] == pytest.approx(memory._gate_value())
+    assert gate[0] == pytest.approx(memory._gate.value(None))
     assert 0.15 < gate[0] < 0.5
 
 

@@ -15,7 +15,7 @@ from memstream.memory.chunker import MAX_PIECES, estimated_pieces, window_text, 
 from memstream.memory.dates import find_dates
 from memstream.memory.packing import pack
 from memstream.memory.query import Query, is_question, make_query
-from memstream.memory.summarizer import sentences, summarise
+from memstream.memory.summarizer import invented, sentences, summarise
 from memstream.report import Recalled, Why
 from memstream.stores import fulltext
 from memstream.stores.rows import Turn
@@ -209,6 +209,55 @@ def test_summaries_are_sentences_of_the_text() -> None:
     assert all(part in " ".join(texts) for part in sentences(summary))
     assert sum(estimated_pieces(word) for word in summary.split()) <= MAX_PIECES - 2
     assert summarise(["", "?!"]) == ""
+
+
+def test_a_summary_says_what_is_rare_and_nothing_twice() -> None:
+    texts = ["The weather is nice. The weather is lovely.", "My cat is called Minka. Her name is Minka."]
+    # A piece for each four letters begun and for each other sign: 1 + 1 + 1 + 2 + 3.
+    assert summarise(texts, 8) == "My cat is called Minka."
+    # Then what is new: the weather, once, and not the cat again.
+    assert summarise(texts, 8 + 6) == "The weather is nice. My cat is called Minka."
+
+
+def test_a_name_or_a_number_counts_twice_and_a_question_half() -> None:
+    assert summarise(["The code is plain. The code is 4711."], 6) == "The code is 4711."
+    assert summarise(["We met a baker. We met in Porto."], 6) == "We met in Porto."
+    assert summarise(["Is the river wide? The river is wide."], 6) == "The river is wide."
+
+
+def test_a_text_without_sentences_is_summarised_in_parts() -> None:
+    endless = " ".join(f"word{i}" for i in range(500))  # two pieces each
+    summary = summarise([endless])
+    assert 200 <= sum(estimated_pieces(word) for word in summary.split()) <= MAX_PIECES - 2
+    assert set(summary.split()) <= set(endless.split())
+    assert (
+        200
+        <= sum(estimated_pieces(word) for word in summarise(["".join(map(chr, range(0x4E00, 0x4F00)))]).split())
+        <= MAX_PIECES - 2
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(max_size=900), max_size=4), st.integers(1, 80))
+def test_a_summary_never_exceeds_its_length(texts: list[str], room: int) -> None:
+    assert sum(estimated_pieces(word) for word in summarise(texts, room).split()) <= room
+
+
+@pytest.mark.parametrize(
+    ("summary", "expected"),
+    [
+        ("Anna paid 300 for the Boat.", []),
+        ("Anna paid 301 for three boats.", ["301", "three"]),
+        ("They talked about Anna.", []),
+        ("The user said Anna has a boat.", []),
+        ("Maria paid. Anna did not.", ["Maria"]),
+        ("Anna went to Porto, and I know Varga.", ["Porto", "Varga"]),
+        ("anna's boat cost ３００", []),  # full-width digits are the same number
+        ("", []),
+    ],
+)
+def test_what_a_summary_invents(summary: str, expected: list[str]) -> None:
+    assert invented(summary, ["I am Anna.", "My boat cost 300, paid in full."]) == expected
 
 
 def test_sentences() -> None:
