@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from sqlalchemy import Connection, Engine, select
 
 from memstream.errors import ConversationBusyError, StoreError
-from memstream.stores import fulltext, leftovers, migrations, sqlite
+from memstream.stores import fulltext, held, leftovers, migrations, sqlite
 from memstream.stores.schema import Migration
 
 
@@ -27,6 +27,7 @@ class SqlStore:
     def __init__(self, engine: Engine, path: Path | None) -> None:
         self.path = path
         self._engine = engine
+        self._descriptor, self._give_back = (-1, _nothing) if path is None else held.hold(path)
         self._writing = threading.RLock()  # threads queue here rather than poll SQLite's lock
         self._writer: Connection | None = None  # of the thread that holds it
         self._owned: set[int] = set()  # conversations owned through this object, where there is no file to lock
@@ -51,7 +52,7 @@ class SqlStore:
             if not create:
                 raise StoreError(f"there is no store at {path}")
             try:
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite gives -wal and -shm the same mode
+                path.touch(0o600)  # SQLite gives -wal and -shm the same mode
             except OSError as error:
                 raise StoreError(f"cannot create {path}: {error.strerror}") from error
         engine = sqlite.connect(path)
@@ -62,7 +63,7 @@ class SqlStore:
                     migrations.migrate(connection)
                 store._checkpoint()
         except BaseException:
-            engine.dispose()
+            store.close()
             raise
         return store
 
@@ -134,7 +135,7 @@ class SqlStore:
                 owed = _n_owed(connection)
                 fulltext.optimize(connection)
             wiped = self._checkpoint()
-            if wiped and self.path is not None and leftovers.found(self.path, texts):
+            if wiped and self.path is not None and leftovers.found(self._descriptor, texts):
                 self._run("VACUUM")
                 wiped = self._checkpoint()
             if wiped and owed:
@@ -234,6 +235,12 @@ class SqlStore:
     def close(self) -> None:
         """Closes every connection; SQLite then folds the WAL into the file."""
         self._engine.dispose()
+        self._give_back()
+        self._give_back = _nothing
+
+
+def _nothing() -> None:
+    """There is no file to give back."""
 
 
 def _n_owed(connection: Connection) -> int:

@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import StaticPool
 
 from memstream.errors import ConfigError, StoreCorruptError, StoreError
+from memstream.stores import held
 from memstream.stores.migrations import APPLICATION_ID
 
 _MAGIC = b"SQLite format 3\x00"
@@ -57,8 +58,9 @@ def inspect_file(path: Path) -> bool:
     if not path.exists():
         return False
     try:
-        with path.open("rb") as file:
-            header = file.read(100)
+        descriptor, give_back = held.hold(path)
+        header = held.read(descriptor, 100, 0)
+        give_back()
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     beside = [p for p in (Path(f"{path}-wal"), Path(f"{path}-index")) if p.exists() and p.stat().st_size]
