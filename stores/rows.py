@@ -156,7 +156,8 @@ def users(connection: Connection, namespace: str) -> list[str]:
     """The users of a namespace that have anything stored."""
     talked = select(db.Conversation.id).where(db.Conversation.owner_id == db.Owner.id).exists()
     told = select(db.Fact.id).where(db.Fact.owner_id == db.Owner.id).exists()
-    mine = (db.Owner.namespace == namespace, db.Owner.user_key != "", or_(talked, told))
+    read = select(db.Document.id).where(db.Document.owner_id == db.Owner.id).exists()
+    mine = (db.Owner.namespace == namespace, db.Owner.user_key != "", or_(talked, told, read))
     statement = select(db.Owner.user_key).where(*mine)
     return list(connection.scalars(statement.order_by(db.Owner.user_key)))
 

@@ -170,6 +170,7 @@ def _header(connection: Connection, part: Part, with_vectors: bool) -> HeaderLin
 def _facts(connection: Connection, owner: Any, conversation: Any, with_vectors: bool) -> Iterator[FactLine]:
     statement = (
         select(db.Fact.text, db.Fact.created, db.Pin.fact_id.label("pin"), db.Embedding.vector)
+        .select_from(db.Fact)
         .outerjoin(db.Pin, db.Pin.fact_id == db.Fact.id)
         .outerjoin(db.Chunk, db.Chunk.fact_id == db.Fact.id)
         .outerjoin(db.Embedding, vectors.SERVING)
@@ -199,7 +200,7 @@ def _turns(connection: Connection, conversation_id: int, with_vectors: bool) -> 
         db.Turn.superseded,
     )  # fmt: skip
     while True:
-        statement = select(*columns)
+        statement = select(*columns).select_from(db.Turn)
         if with_vectors:
             embedded = statement.add_columns(db.TurnEmbedding.vector)
             statement = embedded.outerjoin(db.TurnEmbedding, vectors.SERVING_TURN)
@@ -221,6 +222,7 @@ def _keys(connection: Connection, conversation_id: int, kind: str) -> Iterator[l
     order = (db.Chunk.last_sequence, db.Chunk.first_sequence, db.Chunk.id)
     statement = (
         select(*order, db.Chunk.text, db.Embedding.vector, db.Derived.text.label("summary"), db.Derived.sources)
+        .select_from(db.Chunk)
         .outerjoin(db.Embedding, vectors.SERVING)
         .outerjoin(db.Derived, db.Derived.chunk_id == db.Chunk.id)
         .where(db.Chunk.conversation_id == conversation_id, db.Chunk.kind == kind)

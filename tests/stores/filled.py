@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from memstream.memory import Memory, Scope
-from tests.stores.tiny import say
+from tests.stores.tiny import say, summarise
 
 MONDAY = Scope("acme", "c42", "monday")
 ODD = 'line\u2028sep "quoted" \\ \t\x01\x7f 订单 \U0001f600\r\n'
@@ -22,8 +22,8 @@ def fill(memory: Memory) -> None:
         say(handle, ODD, "")
         handle.supersede([undone])
         memory.forget(MONDAY, f"turn:{gone}")
-        handle.evicted(first)
-        handle.evicted(first)
+        for _ in range(2):
+            summarise(memory, handle, first, "My order number is 48213. Noted: 48213.")
         cut = handle.begin_turn("assistant", "", 0)
         handle.finish_turn(cut, "half a", 2, "cut")
     with memory.open_conversation(Scope("acme", "c42", "friday")) as handle:

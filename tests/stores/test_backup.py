@@ -41,7 +41,7 @@ def test_a_backup_holds_everything(tmp_path: Path, memory: Memory, make_memory: 
     with memory.open_conversation(MONDAY) as handle:
         assert handle.snapshot_path is not None
         handle.snapshot_path.write_bytes(b"x")
-        handle.record_snapshot("f", 8)
+        handle.record_snapshot("f", 8, handle.n_forgotten())
     memory._index.checkpoint()
     seen: list[tuple[int, int]] = []
     memory.backup(folder / "b.db", progress=lambda done, whole: seen.append((done, whole)))
@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, memory: Memory) -> None
     folder = tmp_path / "copies"
     folder.mkdir()
     (folder / "b.db").write_bytes(b"the backup of yesterday")
-    (told,) = run(FULL, str(tmp_path / "a.db"), str(folder / "b.db"))
+    (told,) = run([sys.executable, "-c", FULL, str(tmp_path / "a.db"), str(folder / "b.db")])
     assert "the disk is full" in told
     assert "no backup was written" in told
     assert names(folder) == ["b.db"]
@@ -141,7 +141,7 @@ def test_restore_puts_back_what_was(tmp_path: Path, memory: Memory, make_memory:
         say(handle, "said later", "velvet")
         assert handle.snapshot_path is not None
         handle.snapshot_path.write_bytes(b"keys of what was said later")
-        handle.record_snapshot("f", 10)
+        handle.record_snapshot("f", 10, handle.n_forgotten())
     memory.flush()
     memory._index.checkpoint()
     with pytest.raises(StoreError, match="open in another process"):

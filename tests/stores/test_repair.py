@@ -95,7 +95,7 @@ DAMAGES = [
     ("UPDATE turn_embeddings SET vector = zeroblob(32) WHERE turn_id = 1", "vector 1 in turn_embeddings is not of"),
     ("INSERT INTO turn_embeddings SELECT 4, space_id, vector FROM turn_embeddings LIMIT 1", "superseded turns still"),
     ("INSERT INTO events (action, chunk_id) VALUES ('add', 999)", "the events tell of"),
-    ("INSERT INTO embeddings SELECT 999, 1, vector FROM embeddings LIMIT 1", "a row of embeddings points"),
+    ("INSERT INTO embeddings SELECT 999, 1, scope, vector FROM embeddings LIMIT 1", "a row of embeddings points"),
     ("DELETE FROM events", "the events tell of 0"),
 ]  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_leftover_snapshots_are_removed_but_those_being_written(
     with memory.open_conversation(MONDAY) as handle:
         assert handle.snapshot_path == folder / "1.snapshot"
         handle.snapshot_path.write_bytes(b"good")
-        handle.record_snapshot("f", 8)
+        handle.record_snapshot("f", 8, handle.n_forgotten())
         (folder / "99.snapshot").write_bytes(b"x")
         (folder / "1.snapshot.12.tmp").write_bytes(b"x")
         (folder / "notes.txt").write_bytes(b"not ours")

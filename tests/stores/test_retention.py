@@ -19,7 +19,7 @@ from memstream.stores import schema as db
 from tests.stores.conftest import MakeMemory
 from tests.stores.filled import tables
 from tests.stores.test_memory_forget import count, files_with
-from tests.stores.tiny import say
+from tests.stores.tiny import say, summarise
 
 ROOT = Path(__file__).resolve().parents[2]
 NOW = datetime.now(UTC)
@@ -65,14 +65,14 @@ def test_nothing_older_is_left_anywhere(tmp_path: Path, make_memory: MakeMemory,
         young.update(words if age <= 30 else [])
         if rng.random() < 0.5:
             with memory.open_conversation(scopes[i % 5]) as handle:
-                handle.evicted(said)
+                summarise(memory, handle, said, f"amber {words[0]}")
         if rng.random() < 0.2:
             with memory.open_conversation(scopes[i % 5]) as handle:
                 handle.supersede([said[1]])
     with memory.open_conversation(SCOPE) as handle:
         assert handle.snapshot_path is not None
         handle.snapshot_path.write_bytes(b"keys of oldasked")
-        handle.record_snapshot("f", 1)
+        handle.record_snapshot("f", 1, handle.n_forgotten())
     memory.flush()
     memory._index.checkpoint()
     n_turns = count(memory, "SELECT count(*) FROM turns")

@@ -23,7 +23,7 @@ from memstream.memory import Memory, Part, Scope, SqlStore
 from memstream.memory.portable import Checksum
 from tests.stores.conftest import MakeMemory
 from tests.stores.filled import MONDAY, ODD, fill, tables
-from tests.stores.tiny import TinyEmbedder, say, sentence
+from tests.stores.tiny import TinyEmbedder, say, sentence, summarise
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -192,7 +192,7 @@ def test_history_sent_again_is_continued_not_doubled(make_memory: MakeMemory) ->
     with talk.open_conversation(scope) as handle:
         said = say(handle, "amber", "basil")
         early = exported(talk)
-        handle.evicted(said)
+        summarise(talk, handle, said, "amber basil")
         say(handle, "cedar", "delta")
     talk.flush()
     late = exported(talk, vectors=True)
@@ -529,7 +529,7 @@ def test_export_beside_a_writing_process(tmp_path: Path, make_memory: MakeMemory
         writer.kill()
         writer.wait()
         writer.stdout.close()
-    assert len(files[0]) < len(files[1]) < len(files[2])
+    assert len(set(files)) == 3
     for file in files:
         copy = make_memory()
         load(copy, file)

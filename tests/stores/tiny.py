@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
-from memstream.memory import ConversationHandle
+from memstream.memory import ConversationHandle, Memory, keys
+from memstream.stores import rows
 from memstream.stores.base import Vectors
 from memstream.stores.fulltext import words
 
@@ -49,6 +51,14 @@ def say(handle: ConversationHandle, user: str, assistant: str = "Noted.") -> tup
     replied = handle.begin_turn("assistant", "", 0)
     handle.finish_turn(replied, assistant, len(assistant.split()), "complete")
     return asked, replied
+
+
+def summarise(memory: Memory, handle: ConversationHandle, turn_ids: Sequence[int], text: str) -> None:
+    """One more key to turns, as made of those that are too long for a window."""
+    with memory.store.write() as connection:
+        turns = rows.live_turns(connection, handle.id, turn_ids)
+        keys.add_summary(connection, handle.id, turns, text)
+    memory._indexer.wake()
 
 
 def count_words(text: str) -> int:

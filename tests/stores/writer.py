@@ -1,7 +1,7 @@
 """A process that does everything to a store until it is killed, and says on stdout what it begins and what it has done.
 
 Run as ``python -m tests.stores.writer``, it forks a writer for each line ``STORE SEED BACKEND`` it reads, so that each
-begins at once, and says when the writer has ended. A line ``kind-ing`` is written before a step, ``kind`` after it.
+begins at once, and says when the writer has ended; given ``STORE SEED BACKEND``, it is that writer. A line ``kind-ing`` is written before a step, ``kind`` after it.
 """
 
 from __future__ import annotations
@@ -124,6 +124,8 @@ def main() -> None:
     if importlib.util.find_spec("faiss"):
         import faiss  # noqa: F401
     assert "torch" not in sys.modules
+    if sys.argv[1:]:
+        Writer(sys.argv[1], int(sys.argv[2]), sys.argv[3]).run()
     for line in sys.stdin:
         path, seed, backend = line.rstrip("\n").split("\t")
         pid = os.fork()
