@@ -1,7 +1,8 @@
 """A process that does everything to a store until it is killed, and says on stdout what it begins and what it has done.
 
 Run as ``python -m tests.stores.writer``, it forks a writer for each line ``STORE SEED BACKEND`` it reads, so that each
-begins at once, and says when the writer has ended; given ``STORE SEED BACKEND``, it is that writer. A line ``kind-ing`` is written before a step, ``kind`` after it.
+begins at once, and says when the writer has ended; given the three as arguments, it is that writer. A line ``kind-ing``
+is written before a step, ``kind`` after it.
 """
 
 from __future__ import annotations
