@@ -6,6 +6,7 @@ do not cover stays there until the page is built again. The rows deleted from th
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Iterator
 
@@ -13,7 +14,7 @@ from memstream.stores import fulltext, held
 
 _INTERIOR, _LEAF = (2, 5), (10, 13)  # types of b-tree pages, see "The SQLite database file format", section 1.6
 _READ_PAGES = 1024
-_LEAST = 4  # bytes; fewer are an old pointer's
+_WRITTEN = re.compile(rb"[0-9A-Za-z\x80-\xff]{4}")  # an old list of pointers holds no four such bytes in a row
 _MOST_WORDS = 200  # more are not looked for one by one: any leftover counts
 _LONG = 9  # bytes of a word that full text may have stemmed, or stored from its fourth letter on
 
@@ -47,7 +48,7 @@ def _core(word: bytes) -> bytes:
 
 
 def unused(descriptor: int) -> Iterator[bytes]:
-    """The unused middles of a file's b-tree pages that hold more than zeros."""
+    """The unused middles of a file's b-tree pages that hold something that was written there."""
     header = held.read(descriptor, 100, 0)
     if len(header) < 100:
         return
@@ -57,7 +58,7 @@ def unused(descriptor: int) -> Iterator[bytes]:
     while block := held.read(descriptor, size * _READ_PAGES, offset):
         for start in range(0, len(block), size):
             gap = _middle(block[start : start + size], 0 if offset + start else len(header))
-            if len(gap.strip(b"\0")) >= _LEAST:
+            if _WRITTEN.search(gap):
                 yield gap
         offset += len(block)
 

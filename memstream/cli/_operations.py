@@ -250,7 +250,7 @@ def _say_rows(table: str, n: int) -> None:
 @click.option(
     "--embedder",
     default=None,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     help="Folder of a sentence-transformers model.  [default: all-MiniLM-L6-v2]",
 )
 def reindex_command(store: str | None, as_json_: bool, embedder: Path | None) -> None:

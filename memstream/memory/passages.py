@@ -219,15 +219,13 @@ def _fit(text: str, first: int, last: int, room: int, ways: Sequence[_Cut]) -> l
 
 def _pack(text: str, spans: Iterator[Span] | Sequence[Span], room: int) -> Iterator[Span]:
     """Joins neighbours as long as they take at most ``room`` together."""
-    first, last, spent = 0, 0, 0
+    first, last = -1, -1
     for span in spans:
-        cost = _cost(text[slice(*span)])
-        if spent and spent + cost > room:
+        if first >= 0 and _cost(text[first : span[1]]) > room:  # of what lies between them too
             yield first, last
-            spent = 0
-        first = first if spent else span[0]
-        last, spent = span[1], spent + cost
-    if spent:
+            first = -1
+        first, last = (first if first >= 0 else span[0]), span[1]
+    if first >= 0:
         yield first, last
 
 

@@ -35,12 +35,6 @@ def test_relative_names_are_relative_to_here(tmp_path: Path, monkeypatch: pytest
     assert sqlite.locate("sqlite:///a.db") == sqlite.locate("a.db") == tmp_path / "a.db"
 
 
-@pytest.mark.parametrize("name", ["postgresql://u@h/db", "postgresql+psycopg://u@h/db"])
-def test_postgresql_is_not_supported_yet(name: str) -> None:
-    with pytest.raises(ConfigError, match="not supported yet"):
-        SqlStore.open(name)
-
-
 @pytest.mark.parametrize("name", ["mysql://h/db", "", "sqlite://host/a.db", "a\x00b"])
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigError):

@@ -127,7 +127,7 @@ def test_verify(store: Path, command: Command) -> None:
 def test_documents_are_added_listed_searched_shown_and_forgotten(
     command: Command, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memstream.cli.memory.SentenceTransformerEmbedder", TinyEmbedder)
+    monkeypatch.setattr("memstream.cli._stores.SentenceTransformerEmbedder", TinyEmbedder)
     folder = tmp_path / "kb"
     folder.mkdir()
     (folder / "desk.md").write_text("# Desk\n\n## Hours\n\nOpen from ten,\namber.\n\n## Returns\n\nbasil")
@@ -187,4 +187,4 @@ def test_usage_and_missing_stores(command: Command, tmp_path: Path, home: Path) 
     assert "there is no store at" in err
     assert not (home / "memstream.db").exists()
     assert command("verify", "--store", str(tmp_path))[0] == 1
-    assert "not supported yet" in command("list", "--store", "postgresql://h/d")[2]
+    assert "cannot be reached" in command("list", "--store", "postgresql://127.0.0.1:1/d")[2]
