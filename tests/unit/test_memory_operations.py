@@ -170,4 +170,4 @@ def test_the_commands_of_the_docs_are_commands() -> None:
         found = command_group.commands[name]
         found.make_context(name, arguments).close()
         seen.add(name)
-    assert seen == {"export", "import", "backup", "restore", "verify", "expire"}
+    assert seen == {"export", "import", "backup", "restore", "verify", "expire", "reindex", "migrate"}
