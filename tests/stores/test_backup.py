@@ -41,7 +41,7 @@ def test_a_backup_holds_everything(tmp_path: Path, memory: Memory, make_memory: 
     with memory.open_conversation(MONDAY) as handle:
         assert handle.snapshot_path is not None
         handle.snapshot_path.write_bytes(b"x")
-        handle.record_snapshot("f", 8)
+        handle.record_snapshot("f", 8, handle.n_forgotten())
     memory._index.checkpoint()
     seen: list[tuple[int, int]] = []
     memory.backup(folder / "b.db", progress=lambda done, whole: seen.append((done, whole)))
@@ -141,7 +141,7 @@ def test_restore_puts_back_what_was(tmp_path: Path, memory: Memory, make_memory:
         say(handle, "said later", "velvet")
         assert handle.snapshot_path is not None
         handle.snapshot_path.write_bytes(b"keys of what was said later")
-        handle.record_snapshot("f", 10)
+        handle.record_snapshot("f", 10, handle.n_forgotten())
     memory.flush()
     memory._index.checkpoint()
     with pytest.raises(StoreError, match="open in another process"):

@@ -306,7 +306,7 @@ def test_a_forgotten_document_is_gone_from_every_file(tmp_path: Path, make_memor
         for conversation in (handle, elsewhere):
             assert conversation.snapshot_path is not None
             conversation.snapshot_path.write_bytes(b"keys that have seen zanzibarium")
-            conversation.record_snapshot("f", 1)
+            conversation.record_snapshot("f", 1, conversation.n_forgotten())
         memory.flush()
         memory._index.checkpoint()
         before = handle.n_forgotten(), elsewhere.n_forgotten()
@@ -344,7 +344,7 @@ def test_a_removed_passage_leaves_no_snapshot(tmp_path: Path, make_memory: MakeM
         say(handle, "cedar")
         assert handle.snapshot_path is not None
         handle.snapshot_path.write_bytes(b"keys")
-        handle.record_snapshot("f", 1)
+        handle.record_snapshot("f", 1, handle.n_forgotten())
         before = handle.n_forgotten()
         memory.add_documents(SHARED, Document(name="kb", text="# A\n\namber\n\n# B\n\nbasil\n\n# C\n\ndelta"))
         assert handle.find_snapshot("f", 1) is not None  # nothing that it may have seen is gone
