@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -15,7 +15,6 @@ from memstream.errors import StoreCorruptError, StoreError
 from memstream.stores.base import VectorIndex
 
 _MAGIC = b"memstream-index-2\n"
-_SAVE_TAKES_AT_MOST_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,6 @@ def load(path: Path, index: VectorIndex, header: Header) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Removes what a killed save left behind: temporary files older than any save takes."""
-    for leftover in path.parent.glob(f"{path.name}.*.tmp"):
-        if time.time() - leftover.stat().st_mtime > _SAVE_TAKES_AT_MOST_S:
-            leftover.unlink(missing_ok=True)
+    """Removes what a killed save left behind, vectors of forgotten texts perhaps. Nobody else may be saving."""
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
+        leftover.unlink(missing_ok=True)

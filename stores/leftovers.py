@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
-from memstream.stores import fulltext
+from memstream.stores import fulltext, held
 
 _INTERIOR, _LEAF = (2, 5), (10, 13)  # types of b-tree pages, see "The SQLite database file format", section 1.6
 _READ_PAGES = 1024
@@ -19,15 +18,19 @@ _MOST_WORDS = 200  # more are not looked for one by one: any leftover counts
 _LONG = 9  # bytes of a word that full text may have stemmed, or stored from its fourth letter on
 
 
-def found(path: Path, texts: Iterable[str] | None) -> bool:
+def found(descriptor: int, texts: Iterable[str] | None) -> bool:
     """Whether the unused bytes of a file's pages hold a word of any of the texts; None: or anything at all.
 
     Read when the WAL is empty. Stop words are not looked for.
+
+    Args:
+        descriptor: of the file, from ``held``.
+        texts: what was deleted.
     """
     needles = None if texts is None else _needles(texts)
     if needles is None or len(needles) > _MOST_WORDS:
-        return any(True for _ in unused(path))
-    return any(needle in gap for gap in map(bytes.lower, unused(path)) for needle in needles)
+        return any(True for _ in unused(descriptor))
+    return any(needle in gap for gap in map(bytes.lower, unused(descriptor)) for needle in needles)
 
 
 def _needles(texts: Iterable[str]) -> set[bytes]:
@@ -43,26 +46,24 @@ def _core(word: bytes) -> bytes:
     return word if len(word) < _LONG else word[3:-2]
 
 
-def unused(path: Path) -> Iterator[bytes]:
+def unused(descriptor: int) -> Iterator[bytes]:
     """The unused middles of a file's b-tree pages that hold more than zeros."""
-    with path.open("rb") as file:
-        header = file.read(100)
-        if len(header) < 100:
-            return
-        (size,) = struct.unpack_from(">H", header, 16)
-        size = 65536 if size == 1 else size
-        file.seek(0)
-        first = 100  # the file's own header precedes the first page's
-        while block := file.read(size * _READ_PAGES):
-            for start in range(0, len(block), size):
-                gap = _middle(block[start : start + size], first)
-                first = 0
-                if len(gap.strip(b"\0")) >= _LEAST:
-                    yield gap
+    header = held.read(descriptor, 100, 0)
+    if len(header) < 100:
+        return
+    (size,) = struct.unpack_from(">H", header, 16)
+    size = 65536 if size == 1 else size
+    offset = 0
+    while block := held.read(descriptor, size * _READ_PAGES, offset):
+        for start in range(0, len(block), size):
+            gap = _middle(block[start : start + size], 0 if offset + start else len(header))
+            if len(gap.strip(b"\0")) >= _LEAST:
+                yield gap
+        offset += len(block)
 
 
 def _middle(page: bytes, header: int) -> bytes:
-    """What lies between a b-tree page's pointers and its cells."""
+    """What lies between a b-tree page's pointers and its cells; the first page's header follows the file's."""
     kind = page[header]
     if kind not in _INTERIOR + _LEAF:
         return b""

@@ -154,7 +154,10 @@ def conversations(connection: Connection, scope: Scope) -> list[ConversationInfo
 
 def users(connection: Connection, namespace: str) -> list[str]:
     """The users of a namespace that have anything stored."""
-    statement = select(db.Owner.user_key).where(db.Owner.namespace == namespace, db.Owner.user_key != "")
+    talked = select(db.Conversation.id).where(db.Conversation.owner_id == db.Owner.id).exists()
+    told = select(db.Fact.id).where(db.Fact.owner_id == db.Owner.id).exists()
+    mine = (db.Owner.namespace == namespace, db.Owner.user_key != "", or_(talked, told))
+    statement = select(db.Owner.user_key).where(*mine)
     return list(connection.scalars(statement.order_by(db.Owner.user_key)))
 
 
@@ -332,6 +335,9 @@ def supersede(connection: Connection, conversation_id: int, turn_ids: Collection
     missing = sorted(set(turn_ids) - {turn.id for turn in mine})
     if missing:
         raise InputError(f"turn:{missing[0]} is not a turn of this conversation")
+    unfinished = [turn.id for turn in mine if turn.state == "open"]
+    if unfinished:
+        raise InputError(f"turn:{unfinished[0]} is still being said; finish or stop it first")
     for turn in mine:
         connection.execute(update(db.Turn).where(db.Turn.id == turn.id).values(superseded=True))
         connection.execute(delete(db.TurnEmbedding).where(db.TurnEmbedding.turn_id == turn.id))

@@ -18,7 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import StaticPool
 
 from memstream.errors import ConfigError, StoreCorruptError, StoreError
-from memstream.stores import fulltext, in_use, leftovers
+from memstream.stores import fulltext, held, in_use, leftovers
 from memstream.stores.migrations import APPLICATION_ID
 
 _MAGIC = b"SQLite format 3\x00"
@@ -60,8 +60,9 @@ def inspect_file(path: Path) -> bool:
     if not path.exists():
         return False
     try:
-        with path.open("rb") as file:
-            header = file.read(100)
+        descriptor, give_back = held.hold(path)
+        header = held.read(descriptor, 100, 0)
+        give_back()
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     beside = [p for p in (Path(f"{path}-wal"), Path(f"{path}-index")) if p.exists() and p.stat().st_size]
@@ -151,12 +152,13 @@ class Sqlite:
             if not create:
                 raise StoreError(f"there is no store at {self.path}")
             try:
-                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite gives -wal and -shm the same mode
+                self.path.touch(0o600)  # SQLite gives -wal and -shm the same mode
             except OSError as error:
                 raise StoreError(f"cannot create {self.path}: {error.strerror}") from error
         # From here on nobody can put another file in its place.
-        held = None if self.path is None else in_use.share(Path(f"{self.path}-locks"))
-        self._give_back = None if held is None else weakref.finalize(self, os.close, held)
+        shared = None if self.path is None else in_use.share(Path(f"{self.path}-locks"))
+        self._unshare = None if shared is None else weakref.finalize(self, os.close, shared)
+        self._descriptor, self._give_back = (-1, _nothing) if self.path is None else held.hold(self.path)
         self.engine = connect(self.path)
 
     def __str__(self) -> str:
@@ -203,7 +205,7 @@ class Sqlite:
                 owed = _n_owed(writer)
                 fulltext.optimize(writer)
             wiped = _checkpoint(connection)
-            if wiped and self.path is not None and leftovers.found(self.path, texts):
+            if wiped and self.path is not None and leftovers.found(self._descriptor, texts):
                 _run(connection, "VACUUM")
                 wiped = _checkpoint(connection)
             if wiped and owed:
@@ -257,8 +259,14 @@ class Sqlite:
     def close(self) -> None:
         """Closes every connection; SQLite then folds the WAL into the file."""
         self.engine.dispose()
-        if self._give_back is not None:
-            self._give_back()
+        self._give_back()
+        self._give_back = _nothing
+        if self._unshare is not None:
+            self._unshare()
+
+
+def _nothing() -> None:
+    """There is no file to give back."""
 
 
 def _n_owed(connection: Connection) -> int:

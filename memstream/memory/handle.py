@@ -135,7 +135,7 @@ class ConversationHandle:
         """Keeps turns that were undone, edited or regenerated, but never recalls them again.
 
         Raises:
-            InputError: one is not a turn of this conversation.
+            InputError: one is not a turn of this conversation, or still being said.
         """
         self._check_open()
         with self._store.write() as connection:

@@ -192,8 +192,6 @@ class LiveIndex:
         self._space = space
         self._index = self._new(space.dimension)
         path = self._store.index_path
-        if path is not None:
-            index_file.sweep(path)
         if path is None or not path.exists():
             self._rebuild(connection)
             return
@@ -284,6 +282,7 @@ class LiveIndex:
         if path is None:
             return
         with self._lock, self._store.lock_index():
+            index_file.sweep(path)
             self.follow()
             if self._index is None or self._space is None or self._saved_sequence == self._sequence:
                 return

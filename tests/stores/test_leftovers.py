@@ -11,7 +11,7 @@ import pytest
 
 from memstream.errors import StoreError
 from memstream.memory import ConversationHandle, Scope, forgetting
-from memstream.stores import leftovers
+from memstream.stores import held, leftovers
 from memstream.stores.sql import SqlStore
 from tests.stores.conftest import MakeMemory
 from tests.stores.tiny import say
@@ -49,14 +49,18 @@ def test_words_left_in_pages_are_seen_and_wiped(tmp_path: Path) -> None:
     gone = scramble(path, seed=5)
     left = [word for word in gone if word.encode() in path.read_bytes()]
     assert left, "SQLite has learned to wipe; leftovers.py may go"
-    assert not leftovers.found(path, ["zanzibarium"])
-    assert leftovers.found(path, [f"We said {left[0].upper()}, indeed."])
-    assert leftovers.found(path, None)
+    descriptor, give_back = held.hold(path)
+    assert not leftovers.found(descriptor, ["zanzibarium"])
+    assert leftovers.found(descriptor, [f"We said {left[0].upper()}, indeed."])
+    assert leftovers.found(descriptor, None)
     store = SqlStore.open(path)
     assert store.purge(left)
     store.close()
     assert [word for word in gone if word.encode() in path.read_bytes()] == []
-    assert not leftovers.found(path, None)
+    assert not leftovers.found(descriptor, None)
+    give_back()
+    with pytest.raises(OSError, match="descriptor"):
+        held.read(descriptor, 1, 0)
 
 
 def test_a_forget_leaves_no_byte_in_a_page_that_was_built_anew(tmp_path: Path, make_memory: MakeMemory) -> None:

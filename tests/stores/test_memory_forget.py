@@ -86,6 +86,17 @@ def test_the_vector_is_gone_from_the_index_file(tmp_path: Path, make_memory: Mak
     assert saved not in index.read_bytes()
 
 
+def test_what_a_killed_save_of_the_index_left_is_removed(tmp_path: Path, make_memory: MakeMemory) -> None:
+    memory = make_memory(tmp_path / "a[1].db")
+    with memory.open_conversation(SCOPE) as handle:
+        asked, _ = say(handle, SECRET)
+    memory.flush()
+    left = tmp_path / "a[1].db-index.killed.tmp"
+    left.write_bytes(b"vectors")
+    assert memory.forget(SCOPE, f"turn:{asked}").verified
+    assert not left.exists()
+
+
 def test_echoes_are_listed_and_stay_until_forgotten(make_memory: MakeMemory, place: Place) -> None:
     memory = make_memory(place)
     with memory.open_conversation(SCOPE) as handle:

@@ -117,6 +117,73 @@ def test_superseded_turns_are_kept_and_never_recalled(make_memory: MakeMemory, p
     assert "delta" not in " ".join(str(row) for row in plain_sql(memory, "SELECT text FROM chunks"))
 
 
+def test_a_turn_that_is_still_being_said_cannot_be_superseded(make_memory: MakeMemory) -> None:
+    memory = make_memory()
+    with memory.open_conversation(SCOPE) as handle:
+        handle.begin_turn("user", "amber", 1)
+        replied = handle.begin_turn("assistant", "", 0)
+        with pytest.raises(InputError, match="still being said"):
+            handle.supersede([replied])
+        handle.finish_turn(replied, "basil", 1, "complete")
+        handle.supersede([replied])
+    memory.flush()
+    assert memory.verify().problems == ()
+
+
+def test_users_are_those_with_something_stored(make_memory: MakeMemory) -> None:
+    memory = make_memory()
+    for user in ("u", "v"):
+        with memory.open_conversation(Scope("n", user, "c")) as handle:
+            say(handle, "amber")
+    fact = memory.remember(Scope("n", "w"), "basil")
+    assert memory.list_users("n") == ["u", "v", "w"]
+    memory.delete_conversation(Scope("n", "u", "c"))
+    memory.forget(Scope("n", "w"), fact)
+    assert memory.list_users("n") == ["v"]
+
+
+@pytest.mark.parametrize("what", ["renamed", "deleted"])
+def test_a_conversation_that_is_deleted_at_the_same_moment(
+    tmp_path: Path, make_memory: MakeMemory, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    memory, other = make_memory(tmp_path / "a.db"), make_memory(tmp_path / "a.db")
+    with memory.open_conversation(SCOPE) as handle:
+        say(handle, "amber")
+    lock = memory.store.lock_conversation
+
+    def late(*args: object, **settings: object) -> object:
+        other.delete_conversation(SCOPE)
+        return lock(*args, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(memory.store, "lock_conversation", late)
+    act = {
+        "renamed": lambda: memory.rename_conversation(SCOPE, "d"),
+        "deleted": lambda: memory.delete_conversation(SCOPE),
+    }
+    with pytest.raises(InputError, match="meanwhile"):
+        act[what]()
+    assert memory.verify().problems == ()
+
+
+def test_a_snapshot_of_what_was_forgotten_meanwhile_is_not_kept(tmp_path: Path, make_memory: MakeMemory) -> None:
+    memory, other = make_memory(tmp_path / "a.db"), make_memory(tmp_path / "a.db")
+    with memory.open_conversation(SCOPE) as handle:
+        asked, _ = say(handle, "amber")
+        count, path = handle.n_forgotten(), handle.snapshot_path
+        assert path is not None
+        other.forget(SCOPE, f"turn:{asked}")
+        path.write_bytes(b"amber")  # computed before, written after
+        handle.record_snapshot("f", 1, count)
+        assert not path.exists()
+        assert handle.find_snapshot("f", 1) is None
+        path.write_bytes(b"basil")
+        handle.record_snapshot("f", 1, handle.n_forgotten())
+        assert handle.find_snapshot("f", 1) == path
+        (path.parent / f"{path.name}.99.partial").write_bytes(b"of a writer that was killed")
+    with memory.open_conversation(SCOPE):
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
 @pytest.mark.parametrize("text", ["a\x00b", "a\ud800b", "\udfff", "\x00", "ok \U0001f600", "", " ", "x" * 100_000])
 def test_any_text_is_stored_searched_and_given_back(make_memory: MakeMemory, place: Place, text: str) -> None:
     memory = make_memory(place)
