@@ -58,7 +58,13 @@ class Stage:
         self.path, self.step = path, step
         self.embedder = GatedEmbedder(closed=step == "embed")
         embeds = step in ("embed", "checkpoint")
-        self.memory = Memory(SqlStore.open(path), self.embedder if embeds else None, RecallConfig(), index="exact")
+        self.memory = Memory(
+            SqlStore.open(path),
+            self.embedder if embeds else None,
+            RecallConfig(),
+            index="exact",
+            summarizer=lambda turns: f"{len(turns)} turns about fjords",
+        )
         if step != "embed":
             self.memory.flush()
         self.handle: ConversationHandle | None = None

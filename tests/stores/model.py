@@ -7,7 +7,7 @@ picks depends on nothing else but the state, so any subset of a history is a his
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,11 @@ class Turn:
     @property
     def live(self) -> bool:
         return not self.superseded and self.state != "open"
+
+
+def joined(turns: Sequence[Any]) -> str:
+    """A summary that leaves nothing out."""
+    return " ".join(turn.text for turn in turns if turn.text)
 
 
 @dataclass
@@ -99,10 +104,14 @@ class Talk:
             for key in lost:
                 self.summarise([i for i in key.sources if i not in [turn.id for turn in gone]])
 
+    @staticmethod
+    def _holds(key: Key, turns: list[Turn]) -> bool:
+        return key.kind == "summary" and key.first <= turns[0].sequence and turns[-1].sequence <= key.last
+
     def summarise(self, turn_ids: list[int]) -> None:
         turns = [turn for turn in self.finished() if turn.id in turn_ids]
-        text = " ".join(turn.text for turn in turns if turn.text)
-        if text:
+        text = joined(turns)
+        if text and not any(self._holds(key, turns) for key in self.keys):
             sources = tuple(turn.id for turn in turns)
             self.keys.append(Key("summary", turns[0].sequence, turns[-1].sequence, text, sources))
 
@@ -173,7 +182,8 @@ class World:
 
     def _open(self) -> Memory:
         config = RecallConfig(gate=0.3, max_notes=MAX_NOTES)
-        return Memory(SqlStore.open(self.path), self.embedder, config, index=self.backend)  # type: ignore[arg-type]
+        store = SqlStore.open(self.path)
+        return Memory(store, self.embedder, config, index=self.backend, summarizer=joined)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self.memory.close()
@@ -329,10 +339,14 @@ class World:
         assert report.problems == ()
         assert report.pending == 0
         talks = self.model.talks.values()
-        n_keys = sum(len(talk.keys) for talk in talks) + len(self.model.facts)
-        counts = (report.counts["turns"], report.counts["facts"], report.counts["chunks"])
-        assert counts == (sum(len(talk.turns) for talk in talks), len(self.model.facts), n_keys)
-        assert self.memory._index.count() == n_keys
+        counts = (report.counts["turns"], report.counts["facts"])
+        assert counts == (sum(len(talk.turns) for talk in talks), len(self.model.facts))
+        with self.memory.store.read() as connection:
+            statement = select(db.Chunk.first_sequence, db.Chunk.last_sequence, db.Chunk.text)
+            windows = connection.execute(statement.where(db.Chunk.kind == "window")).all()
+        expected = [(key.first, key.last, key.text) for talk in talks for key in talk.keys if key.kind == "window"]
+        assert sorted(map(tuple, windows)) == sorted(expected)
+        assert self.memory._index.count() == report.counts["chunks"]
 
     # --- steps that look
 

@@ -58,7 +58,7 @@ def test_a_forgotten_turn_is_gone_from_every_file(tmp_path: Path, make_memory: M
         assert handle.find_snapshot("f", 81) is None
         memory.flush()
         assert count(memory, "SELECT count(*) FROM chunks") == n_chunks  # two new windows, one new summary
-        assert count(memory, f"SELECT count(*) FROM derived WHERE sources = '[{replied}]'") == 1
+        assert count(memory, f"SELECT count(*) FROM derived WHERE kind = 'summary' AND sources = '[{replied}]'") == 1
     assert memory.verify().problems == ()
     assert f"turn:{asked}" not in {hit.id for hit in memory.search(SCOPE, SECRET, limit=1000)}
     memory.close()
