@@ -90,7 +90,7 @@ def test_what_was_told_in_every_way_is_in_no_table_and_no_file(make: Any, tmp_pa
     with agent.session(user="a", name="one") as chat:
         chat.add("hello", "hello")
         chat.add(f"My word is {SECRET}.", f"So it is {SECRET}!")
-        for i in range(8):  # until it has left the window: now it is a summary too
+        for i in range(8):  # until it has left the window
             chat.add(f"filler number {i} about nothing at all", f"reply number {i} says nothing")
         fact = chat.remember(f"The word: {SECRET.upper()}")
     with agent.session(user="a", name="two") as chat:  # whose notes and reply hold it
@@ -104,7 +104,7 @@ def test_what_was_told_in_every_way_is_in_no_table_and_no_file(make: Any, tmp_pa
         before = traces(tmp_path, needles)
         places = {place for place, _ in before}
         assert {
-            "turns.text", "facts.text", "chunks.text", "derived.text", "turn_words_content.c1", "turn_words.term",
+            "turns.text", "facts.text", "chunks.text", "turn_words_content.c1", "turn_words.term",
             "fact_words_content.c1", "fact_words.term", "embeddings.vector", "turn_embeddings.vector", "-wal", "-index",
             "2.snapshot",
         } <= places  # fmt: skip
