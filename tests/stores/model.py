@@ -93,16 +93,20 @@ class Talk:
 
     def uncover(self, gone: list[Turn]) -> None:
         """Takes away what was made from turns that are no longer live, and makes it again from the others."""
-        for turn in gone:
-            lost = [key for key in self.keys if key.first <= turn.sequence <= key.last]
-            self.keys = [key for key in self.keys if key not in lost]
-            windows = [key for key in lost if key.kind == "window"]
-            if windows:
-                left = self.finished(min(key.first for key in windows), max(key.last for key in windows))
-                if left:
-                    self._windows(left)
-            for key in lost:
-                self.summarise([i for i in key.sources if i not in [turn.id for turn in gone]])
+        lost = [key for key in self.keys if any(key.first <= turn.sequence <= key.last for turn in gone)]
+        self.keys = [key for key in self.keys if key not in lost]
+        spans: list[list[int]] = []
+        for key in sorted((key for key in lost if key.kind == "window"), key=lambda key: (key.first, key.last)):
+            if spans and key.first <= spans[-1][1]:
+                spans[-1][1] = max(spans[-1][1], key.last)
+            else:
+                spans.append([key.first, key.last])
+        for first, last in spans:
+            left = self.finished(first, last)
+            if left:
+                self._windows(left)
+        for key in lost:
+            self.summarise([i for i in key.sources if i not in [turn.id for turn in gone]])
 
     @staticmethod
     def _holds(key: Key, turns: list[Turn]) -> bool:
