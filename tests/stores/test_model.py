@@ -20,8 +20,8 @@ SEED = 20261130
 
 @pytest.fixture(autouse=True)
 def _soon_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAISS takes over every scope of more than 30 vectors."""
-    monkeypatch.setitem(FaissIndex.__init__.__kwdefaults__, "large", 30)  # type: ignore[arg-type]
+    """FAISS takes over every scope of more than 8 vectors."""
+    monkeypatch.setitem(FaissIndex.__init__.__kwdefaults__, "large", 8)  # type: ignore[arg-type]
 
 
 @pytest.fixture

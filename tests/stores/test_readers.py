@@ -120,8 +120,10 @@ def test_many_processes_may_create_one_store_at_once(tmp_path: Path) -> None:
     for process in opening:
         out, err = process.communicate(timeout=120)
         assert out == b"opened\n", err.decode()
-    with SqlStore.open(path).read() as connection:
+    store = SqlStore.open(path)
+    with store.read() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    store.close()
 
 
 ALONE = """
