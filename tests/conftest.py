@@ -58,10 +58,17 @@ def _own_logging() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> LoadedModel:
-    """SmolLM2-135M-Instruct in float32 on the CPU; never change it."""
+def _smollm2() -> LoadedModel:
     from memstream.models import load_model
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSTREAM_HOME", str(REAL_HOME))
         return load_model("smollm2-135m", device="cpu")
+
+
+@pytest.fixture
+def smollm2(_smollm2: LoadedModel) -> Iterator[LoadedModel]:
+    """SmolLM2-135M-Instruct in float32 on the CPU, with transformers' own attention until the test streams it."""
+    attention = _smollm2.model.config._attn_implementation
+    yield _smollm2
+    _smollm2.model.set_attn_implementation(attention)
