@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.integration import tiny
@@ -145,9 +146,26 @@ class Terminal:
     def interrupt(self) -> None:
         os.kill(self.process.pid, signal.SIGINT)
 
+    def settle(self) -> None:
+        """Waits until it waits for a key: a signal in the moment before readline does so is seen with the next key."""
+        process, spent = psutil.Process(self.process.pid), -1.0
+        while spent != (spent := sum(process.cpu_times()[:2])):
+            time.sleep(0.5)
 
-def test_ctrl_c_stops_a_reply_and_twice_leaves(model: Path, tmp_path: Path) -> None:
-    terminal = Terminal(model, tmp_path / "s.db")
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminal(model: Path, tmp_path: Path) -> Iterator[Terminal]:
+    opened = Terminal(model, tmp_path / "s.db")
+    yield opened
+    opened.close()
+
+
+def test_ctrl_c_stops_a_reply_and_twice_leaves(terminal: Terminal, tmp_path: Path) -> None:
     terminal.until("> ")
     terminal.say("hello\n")
     terminal.until("hello")
@@ -155,9 +173,10 @@ def test_ctrl_c_stops_a_reply_and_twice_leaves(model: Path, tmp_path: Path) -> N
     terminal.interrupt()
     terminal.until("[cancelled]")
     terminal.until("> ")
+    terminal.settle()
     terminal.interrupt()
     terminal.until("Ctrl-C again leaves")
-    time.sleep(0.5)  # a signal in the moment before readline waits is only seen at the next key
+    terminal.settle()
     terminal.interrupt()
     assert terminal.process.wait(timeout=120) == 0
     shown = memstream("memory", "list", "--store", tmp_path / "s.db", "--user", "me", "--json")

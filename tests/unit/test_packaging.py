@@ -76,10 +76,12 @@ def test_the_wheel_imports_without_the_tree(wheel: Path, tmp_path: Path) -> None
     assert all(Path(file).is_relative_to(tmp_path / "site") for file in done.stdout.split())
 
 
-def test_importing_memstream_is_light() -> None:
+def test_importing_memstream_and_its_help_are_light() -> None:
     code = (
-        "import sys, memstream, memstream.cli\n"
+        "import contextlib, io, sys, memstream, memstream.cli\n"
         "memstream.CacheConfig, memstream.MemstreamError, memstream.Reply\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    memstream.cli.run(['--help'])\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
