@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Collection
 from typing import BinaryIO
 
@@ -11,6 +12,16 @@ from memstream.errors import StoreCorruptError
 from memstream.stores.base import Ids, Vectors, check_vectors
 
 _BLOCK = 4096  # rows written at once
+_MAPPED_BYTES = 1 << 20  # a matrix from here on gets pages of its own, which leave no hole in the heap when it has grown
+
+
+def _zeros(n: int, dimension: int) -> Vectors:
+    """Rows [n, dimension] of zeros that take memory when they are written."""
+    n_bytes = 4 * n * dimension
+    if n_bytes < _MAPPED_BYTES:
+        return np.zeros((n, dimension), dtype=np.float32)
+    pages = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, dtype=np.float32).reshape(n, dimension)
 
 
 class Rows:
@@ -66,7 +77,7 @@ class Rows:
             return
         capacity = max(n, len(self._ids) * 3 // 2, 8)
         ids = np.empty(capacity, dtype=np.int64)
-        matrix = np.zeros((capacity, self._matrix.shape[1]), dtype=np.float32)
+        matrix = _zeros(capacity, self._matrix.shape[1])
         ids[: self._n], matrix[: self._n] = self.ids, self.matrix
         self._ids, self._matrix = ids, matrix
 
