@@ -19,6 +19,7 @@ from memstream.config import (
     GenerationConfig,
     RecallConfig,
     SummarizerChoice,
+    WeightsChoice,
     default_store,
     read_toml,
     retention_of,
@@ -77,7 +78,7 @@ class Agent:
         chat_template: a Jinja template, for a base model.
         logits_processors: transformers logits processors; they see the window and the reply so far.
         device: such as ``cpu`` or ``cuda``.
-        dtype: such as ``float32``; None: what suits the device.
+        weights: the form a model loaded by name holds its weights in; see ``load_model``.
         revision: of a model on the hub.
         trust_remote_code: runs code that a model brings with it.
 
@@ -106,7 +107,7 @@ class Agent:
         chat_template: str | None = None,
         logits_processors: Sequence[Any] = (),
         device: str = "auto",
-        dtype: str | None = None,
+        weights: WeightsChoice = "auto",
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
@@ -120,7 +121,7 @@ class Agent:
             raise ConfigError(f"summarizer is {summarizer!r}; allowed: 'extractive', 'model', or a function of turns")
         if isinstance(model, (str, os.PathLike)):
             loaded = load_model(
-                os.fspath(model), device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
+                os.fspath(model), device=device, weights=weights, revision=revision, trust_remote_code=trust_remote_code
             )
             model, tokenizer, fingerprint = loaded.model, loaded.tokenizer, loaded.fingerprint
         elif tokenizer is None:
@@ -175,7 +176,7 @@ class Agent:
         }
         plain = (
             "model", "system", "store", "namespace", "summarizer", "reranker", "retention_days", "chat_template",
-            "device", "dtype", "revision",
+            "device", "weights", "revision",
         )  # fmt: skip
         unknown = sorted(set(values) - set(tables) - set(plain))
         if unknown:

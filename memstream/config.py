@@ -19,6 +19,7 @@ KvDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 LogFormat = Literal["auto", "raw", "bgl"]
 ScoreMode = Literal["novel", "all"]
 SummarizerChoice = Literal["extractive", "model"]
+WeightsChoice = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 
 
 def memstream_home() -> Path:

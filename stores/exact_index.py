@@ -12,7 +12,7 @@ from memstream.errors import StoreCorruptError
 from memstream.stores.base import Ids, Vectors, check_vectors
 
 _BLOCK = 4096  # rows written at once
-_MAPPED_BYTES = 1 << 20  # a matrix from here on gets pages of its own, which leave no hole in the heap when it has grown
+_MAPPED_BYTES = 1 << 20  # larger matrices get pages of their own, which leave no hole in the heap when they grow
 
 
 def _zeros(n: int, dimension: int) -> Vectors:

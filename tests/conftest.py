@@ -63,7 +63,7 @@ def _smollm2() -> LoadedModel:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSTREAM_HOME", str(REAL_HOME))
-        return load_model("smollm2-135m", device="cpu")
+        return load_model("smollm2-135m", device="cpu", weights="float32")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from memstream.config import CacheConfig, GenerationConfig, RecallConfig, SummarizerChoice
+from memstream.config import CacheConfig, GenerationConfig, RecallConfig, SummarizerChoice, WeightsChoice
 from memstream.errors import MemstreamError
 from memstream.report import Reply, as_json, shown
 
@@ -28,6 +28,13 @@ HELP = """/remember TEXT   pin a fact
 
 @click.command("chat")
 @click.option("--model", default=None, help="Alias, hub id, folder or .gguf file.  [default: smollm2-135m]")
+@click.option(
+    "--weights",
+    type=click.Choice(get_args(WeightsChoice)),
+    default="auto",
+    show_default=True,
+    help="Form of the model's weights; auto: see memstream doctor.",
+)
 @click.option("--store", default=None, help="Store: a path or URL; 'memory' keeps nothing.")
 @click.option("--user", default="me", show_default=True, help="Whose memory is used.")
 @click.option("--name", default="default", show_default=True, help="Conversation; an existing one goes on.")
@@ -49,6 +56,7 @@ HELP = """/remember TEXT   pin a fact
 @click.option("-m", "--message", default=None, help="Say this, print the reply, and leave.")
 def command(
     model: str | None,
+    weights: WeightsChoice,
     store: str | None,
     user: str,
     name: str,
@@ -75,6 +83,7 @@ def command(
         "summarizer": summarizer,
         "system": system,
         "store": store,
+        "weights": weights,
     }
     if model is not None:
         settings["model"] = model

@@ -64,6 +64,7 @@ def examine(store: Path | None = None, model: str | None = None) -> dict[str, An
         "devices": devices,
         "cpu_threads": threads,
         "kernels": _kernels(problems),
+        "weights": _weights(),
         "home": str(memstream_home()),
         "models": models,
         "streaming": streaming,
@@ -84,6 +85,13 @@ def _kernels(problems: list[str]) -> dict[str, str] | None:
         problems.append(str(error))
         return None
     return {"active": active, "why": why}
+
+
+def _weights() -> str:
+    """The form in which the CPU holds weights."""
+    from memstream.models.packed import explain_weights
+
+    return explain_weights()
 
 
 def _version(package: str) -> str | None:
@@ -170,6 +178,7 @@ def _print(found: dict[str, Any]) -> None:
         ("devices", ", ".join(found["devices"])),
         ("cpu threads", str(found["cpu_threads"])),
         ("kernels", "{active} ({why})".format(**found["kernels"]) if found["kernels"] else "unavailable"),
+        ("cpu weights", found["weights"]),
         ("home", found["home"]),
     ]
     for model in found["models"]:

@@ -28,7 +28,7 @@ from memstream.models.wheels import GgufSource, check_digest, join_parts
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 LOCK_TIMEOUT_S = 1800.0
 

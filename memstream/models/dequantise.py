@@ -1,9 +1,10 @@
 """Turns one GGUF file into a folder ``transformers`` loads: runs as a process of its own.
 
-``python -m memstream.models.dequantise FILE FOLDER`` writes ``model.safetensors`` in float32, ``config.json``,
-``generation_config.json`` and the tokenizer's files. It is a separate process because reading a GGUF file takes
-several times the model's memory, draws progress bars, and sets process-wide state of ``transformers``. Its last line
-on stdout is JSON: ``{"ok": true}`` or ``{"error": kind, "message": text}``.
+``python -m memstream.models.dequantise FILE FOLDER`` writes ``model.safetensors`` in float32, ``blocks.safetensors``
+where the weights were in four bits, ``config.json``, ``generation_config.json`` and the tokenizer's files. It is a
+separate process because reading a GGUF file takes several times the model's memory, draws progress bars, and sets
+process-wide state of ``transformers``. Its last line on stdout is JSON: ``{"ok": true}`` or
+``{"error": kind, "message": text}``.
 """
 
 from __future__ import annotations
@@ -132,9 +133,12 @@ def convert(file: Path, folder: Path) -> None:
     """
     header = read_header(file)
     tokenizer = load_tokenizer(file, header)
+    from memstream.models.packed import save_blocks
+
     model = load_dense(file)
     model.config._name_or_path = ""
     model.save_pretrained(str(folder))
+    save_blocks(model, folder)
     tokenizer.save_pretrained(str(folder))
 
 

@@ -10,18 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from memstream.config import WeightsChoice
 from memstream.errors import ConfigError, ModelError, ModelNotFoundError, UnsupportedModelError
 from memstream.models import hub
 from memstream.models.catalog import CATALOG, suggestion
 from memstream.models.checksum import sha256_of
 from memstream.models.convert import ensure_converted
+from memstream.models.packed import BLOCKS, pack
 from memstream.models.wheels import GgufSource, find_gguf
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class LoadedModel:
         tokenizer: its tokenizer.
         name: the name it was asked for by.
         fingerprint: 64 hex digits over samples of the weights, their dtype, the configuration and the tokenizer.
+        weights: the form they are held in.
         source: where it was read from: a folder, or ``hub:ID@REVISION``.
     """
 
@@ -44,6 +47,7 @@ class LoadedModel:
     tokenizer: Any
     name: str
     fingerprint: str
+    weights: str
     source: str
 
 
@@ -51,7 +55,7 @@ def load_model(
     name: str,
     *,
     device: str | torch.device = "auto",
-    dtype: str | torch.dtype | None = None,
+    weights: WeightsChoice = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
@@ -60,18 +64,20 @@ def load_model(
     Args:
         name: an alias such as ``smollm2-135m``, a ``.gguf`` file, a folder, or a hub id such as ``Qwen/Qwen3-0.6B``.
         device: ``"auto"`` takes CUDA where there is a device, else the CPU.
-        dtype: of the weights; None: float32 on the CPU, elsewhere what the checkpoint is stored in.
+        weights: the form they are held in. ``auto``: on the CPU four bits where the checkpoint was made of such blocks,
+            else float32; elsewhere what the checkpoint is stored in. ``int8`` and ``int4`` (CPU only) round what is not
+            in that form already; see packed.py.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: lets a checkpoint run its own Python code.
 
     Raises:
         ModelNotFoundError: no such model, not reachable within seconds, or its files are damaged.
         UnsupportedModelError: transformers knows no causal language model of its type.
-        ConfigError: device or dtype is not one.
+        ConfigError: device or weights is not one, or they do not go together.
         ModelError: the code of the checkpoint is not trusted, or a conversion cannot be written.
     """
     place = _device(device)
-    wanted = _dtype(dtype, place)
+    wanted = _dtype(weights, place)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     folder = _local_folder(name)
     if folder is not None:
@@ -82,8 +88,17 @@ def load_model(
         model, tokenizer = _read_hub(name, wanted, {**options, "revision": revision})
         source = f"hub:{name}@{hub.cached_commit(name, revision) or revision}"
     model.requires_grad_(False).eval().to(place)
+    if weights == "auto" and place.type == "cpu" and folder is not None and (folder / BLOCKS).is_file():
+        weights = "int4"
+    if weights in ("int8", "int4"):
+        pack(model, 8 if weights == "int8" else 4, folder)
     return LoadedModel(
-        model=model, tokenizer=tokenizer, name=name, fingerprint=fingerprint_of(model, tokenizer), source=source
+        model=model,
+        tokenizer=tokenizer,
+        name=name,
+        fingerprint=fingerprint_of(model, tokenizer),
+        weights=str(model.dtype).removeprefix("torch.") if weights == "auto" else weights,
+        source=source,
     )
 
 
@@ -155,14 +170,15 @@ def _device(device: str | torch.device) -> torch.device:
     return place
 
 
-def _dtype(dtype: str | torch.dtype | None, place: torch.device) -> torch.dtype | str:
-    if dtype is None:
-        return torch.float32 if place.type == "cpu" else "auto"
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if found not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ConfigError(f"dtype is {dtype!r}; allowed: 'float32', 'bfloat16', 'float16'")
-    assert isinstance(found, torch.dtype)
-    return found
+def _dtype(weights: str, place: torch.device) -> torch.dtype | str:
+    """The type they are loaded in."""
+    if weights not in get_args(WeightsChoice):
+        raise ConfigError(f"weights is {weights!r}; allowed: {', '.join(map(repr, get_args(WeightsChoice)))}")
+    if weights in ("int8", "int4") and place.type != "cpu":
+        raise ConfigError(f"weights is {weights!r}, which is for the CPU; on {place.type} use 'auto' or 'bfloat16'")
+    if weights in ("float32", "bfloat16", "float16"):
+        return getattr(torch, weights)  # type: ignore[no-any-return]
+    return torch.float32 if place.type == "cpu" else "auto"
 
 
 def _gguf_file(path: Path) -> GgufSource:

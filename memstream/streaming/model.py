@@ -105,7 +105,7 @@ class StreamingModel:
         self._head = model.get_output_embeddings()
         self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.device: torch.device = self._head.weight.device
-        self.dtype: torch.dtype = self._head.weight.dtype
+        self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         triton_runs(self._head.weight)
         self.vocabulary: int = self._head.weight.shape[0]
         self.reads_positions_on_host = _frequency_switch(self.config) is not None
@@ -200,7 +200,8 @@ class StreamingModel:
     def token_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood [n] of ``targets`` [n] after hidden states [n, E]; no logits are stored."""
         with self.on_device():
-            return token_nll(hidden, targets, self._head.weight, bias=self._head.bias, softcap=self._softcap)
+            weight = self._head.weight
+            return token_nll(hidden.to(weight.dtype), targets, weight, bias=self._head.bias, softcap=self._softcap)
 
     @torch.inference_mode()
     def rebase(self, cache: Cache, row: int, arcs: Sequence[Arc], back: int) -> None:

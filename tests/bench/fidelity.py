@@ -244,7 +244,7 @@ def main(data: Path | None, out: Path, skip_tests: bool) -> None:
     if play is None and prose is None:
         raise SystemExit("nothing to measure: neither text was found; give --data DIR")
     results = Results("fidelity", out, tests=TESTS, skip_tests=skip_tests)
-    loaded = load_model(MODEL, device="cpu", dtype="float32")
+    loaded = load_model(MODEL, device="cpu", weights="float32")
     streaming = StreamingModel(loaded.model, fingerprint=loaded.fingerprint)
     bench = Bench(stock=loaded.model, tokenizer=loaded.tokenizer, streaming=streaming, results=results)
     measure_cache_bytes(bench)

@@ -15,9 +15,12 @@ from huggingface_hub import constants
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config
 
+from memstream.config import CacheConfig, WeightsChoice
+from memstream.engine import Engine
 from memstream.errors import ConfigError, ModelError, ModelNotFoundError, UnsupportedModelError
 from memstream.models import CATALOG, LoadedModel, fingerprint_of, hub, load_model
 from memstream.models.wheels import find_gguf
+from memstream.streaming.model import StreamingModel
 
 
 def save_tiny(folder: Path, *, seed: int = 0) -> Path:
@@ -93,7 +96,7 @@ def test_smollm2_tokenizer(smollm2: LoadedModel) -> None:
 
 def test_smollm2_loads_fast_once_converted(smollm2: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.perf_counter()
-    again = load_model("SmolLM2-135M", device="cpu")
+    again = load_model("SmolLM2-135M", device="cpu", weights="float32")
     assert time.perf_counter() - start < 3.0
     assert again.fingerprint == smollm2.fingerprint
 
@@ -113,7 +116,7 @@ def test_the_fingerprint_tells_models_apart(tiny: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     tiny.rename(moved)
     assert load_model(str(moved), device="cpu").fingerprint == first.fingerprint
-    assert load_model(str(moved), device="cpu", dtype="bfloat16").fingerprint != first.fingerprint
+    assert load_model(str(moved), device="cpu", weights="bfloat16").fingerprint != first.fingerprint
     assert load_model(str(save_tiny(tmp_path / "other", seed=1)), device="cpu").fingerprint != first.fingerprint
     first.model.model.norm.weight.data[-1] += 0.5
     changed = fingerprint_of(first.model, first.tokenizer)
@@ -122,14 +125,47 @@ def test_the_fingerprint_tells_models_apart(tiny: Path, tmp_path: Path) -> None:
     assert fingerprint_of(first.model, first.tokenizer) != changed
 
 
-def test_dtype_is_taken(tiny: Path) -> None:
+def test_the_type_of_the_weights_is_taken(tiny: Path) -> None:
     assert load_model(str(tiny), device="cpu").model.dtype == torch.float32
-    assert load_model(str(tiny), device="cpu", dtype=torch.float16).model.dtype == torch.float16
+    assert load_model(str(tiny), device="cpu", weights="float16").model.dtype == torch.float16
+
+
+def test_smollm2_is_held_in_the_four_bits_it_was_made_of(smollm2: LoadedModel) -> None:
+    loaded = load_model("smollm2-135m", device="cpu")
+    assert loaded.weights == "int4"
+    assert loaded.fingerprint != smollm2.fingerprint
+    assert loaded.model.model.layers[7].mlp.down_proj.bits == 4
+    text = "The quick brown fox jumps over the lazy dog, and then it sleeps."
+    ids: list[int] = smollm2.tokenizer(text).input_ids
+    with torch.no_grad():
+        expected = smollm2.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    for size in (1, len(ids)):  # row by row, and all at once: another form of the weights each
+        engine = Engine(StreamingModel(loaded.model), CacheConfig(cache_tokens=512, memory_tokens=64))
+        row = engine.admit()
+        row.layout.open_group(0)
+        for start in range(0, len(ids), size):
+            engine.feed(row, ids[start : start + size])
+            at = start + size - 1
+            got = row.logits.float().log_softmax(-1)
+            assert got.argmax() == expected[at].argmax()
+            torch.testing.assert_close(got, expected[at], atol=0.4, rtol=0.02)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_any_model_is_held_in_few_bits_if_asked(weights: WeightsChoice, tiny: Path) -> None:
+    loaded = load_model(str(tiny), device="cpu", weights=weights)
+    assert loaded.weights == weights
+    assert loaded.model.lm_head.bits == 8
+    assert loaded.fingerprint != load_model(str(tiny), device="cpu").fingerprint
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"dtype": "int8"}, "dtype is 'int8'"), ({"device": "toaster"}, "device is 'toaster'")],
+    [
+        ({"weights": "int5"}, "weights is 'int5'"),
+        ({"weights": "int4", "device": "meta"}, "is for the CPU"),
+        ({"device": "toaster"}, "device is 'toaster'"),
+    ],
 )
 def test_a_wrong_setting_names_itself(options: dict[str, str], said: str, tiny: Path) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -96,7 +96,7 @@ def test_real_gemma_equals_stock_beyond_its_sliding_window() -> None:
     from memstream.models import load_model, pull
 
     pull("gemma3-270m")
-    loaded = load_model("gemma3-270m", device="cpu")
+    loaded = load_model("gemma3-270m", device="cpu", weights="float32")
     assert loaded.model.config.sliding_window == 512
     ids = loaded.tokenizer("The whale is the largest animal that has ever lived. It breathes air, and it sings. " * 48)
     ids = ids["input_ids"][:700]

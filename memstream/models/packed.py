@@ -1,0 +1,199 @@
+"""Products that hold their weights in the form that is fastest on a CPU.
+
+A product with one row, or a few, waits for its weights to come from memory: there it takes them in four or eight bits.
+A product with many rows waits for the arithmetic: there it takes them in bfloat16 where the processor multiplies that
+natively, else in float32.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+GROUP = 32  # weights that share a step and an offset in four bits, as in GGUF's Q4 blocks
+LEVELS = 16
+BLOCKS = "blocks.safetensors"
+_OFF_GRID = 1e-3  # of a step
+_CANDIDATES = (1, 2, 3)  # the smallest gap between two weights of a group is so many steps
+
+Bits = Literal[4, 8]
+
+
+def multiplies_bfloat16() -> bool:
+    """True where the processor has instructions for bfloat16 products."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def few_rows() -> int:
+    """Up to so many rows a product with packed weights is the faster one."""
+    return 4 if torch.cpu._is_amx_tile_supported() else 8
+
+
+def explain_weights() -> str:
+    """What ``weights="auto"`` does on this processor, and why."""
+    wide = (
+        "bfloat16, which it multiplies natively" if multiplies_bfloat16() else "float32, for want of bfloat16 products"
+    )
+    return (
+        f"models made of four-bit blocks keep them: up to {few_rows()} rows at once in four bits, more in {wide}; "
+        "others are in float32"
+    )
+
+
+class Blocks:
+    """A weight [N, K] in four bits: ``low + step x level``, one step and low for each 32 weights of a row.
+
+    Attributes:
+        levels: [N, K] uint8, 0 to 15.
+        step: [N, K/32] float32.
+        low: [N, K/32] float32.
+    """
+
+    def __init__(self, levels: Tensor, step: Tensor, low: Tensor) -> None:
+        self.levels, self.step, self.low = levels, step, low
+
+    @classmethod
+    def rounded(cls, weight: Tensor) -> Blocks:
+        """The nearest levels between the smallest and the largest weight of each group."""
+        grouped = weight.float().view(len(weight), -1, GROUP)
+        low, high = grouped.aminmax(dim=-1)
+        return cls._of(grouped, (high - low) / (LEVELS - 1), low)
+
+    @classmethod
+    def found(cls, weight: Tensor) -> Blocks | None:
+        """The blocks a weight was made from, if it is nothing but such blocks; None if it is not."""
+        if not packs_in_four_bits(weight):
+            return None
+        grouped = weight.float().view(len(weight), -1, GROUP)
+        low, high = grouped.aminmax(dim=-1)
+        span = high - low
+        gaps = grouped.sort(dim=-1).values.diff(dim=-1)
+        gap = torch.where(gaps > 1e-4 * span[..., None], gaps, torch.inf).amin(dim=-1)
+        step, left = torch.zeros_like(span), span > 0
+        for n in _CANDIDATES:
+            n_steps = (span / gap * n).round()
+            tried = torch.where(left, span / n_steps.clamp(min=1), step)
+            distance = (grouped - low[..., None]) / tried.clamp(min=1e-30)[..., None]
+            fits = ((distance - distance.round()).abs() < _OFF_GRID).all(dim=-1) & (n_steps < LEVELS)
+            step = torch.where(left & fits, tried, step)
+            left = left & ~fits
+            if not left.any():
+                return cls._of(grouped, step, low)
+        return None
+
+    @classmethod
+    def _of(cls, grouped: Tensor, step: Tensor, low: Tensor) -> Blocks:
+        levels = ((grouped - low[..., None]) / step.clamp(min=1e-30)[..., None]).round().clamp(0, LEVELS - 1)
+        return cls(levels.to(torch.uint8).flatten(-2), step, low)
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """As they are kept in a file: two levels a byte."""
+        low, high = self.levels.view(len(self.levels), -1, 2).unbind(-1)
+        return {f"{name}.levels": low | high << 4, f"{name}.step": self.step, f"{name}.low": self.low}
+
+    @classmethod
+    def of_tensors(cls, tensors: dict[str, Tensor], name: str) -> Blocks:
+        """What ``tensors`` wrote."""
+        pairs = tensors[f"{name}.levels"]
+        levels = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)
+        return cls(levels, tensors[f"{name}.step"], tensors[f"{name}.low"])
+
+
+def packs_in_four_bits(weight: Tensor) -> bool:
+    """True where torch's product takes a weight [N, K] of this shape."""
+    return weight.shape[0] % 16 == 0 and weight.shape[1] % GROUP == 0
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weights are held twice: packed for few rows, wide for many.
+
+    Args:
+        layer: whose weights are taken.
+        bits: of the packed form; shapes that four bits cannot take are held in eight.
+        blocks: the four-bit form, where it is known.
+    """
+
+    weight: Tensor
+    packed: Tensor
+    scales: Tensor
+
+    def __init__(self, layer: nn.Linear, bits: Bits, blocks: Blocks | None = None) -> None:
+        super().__init__()
+        weight = layer.weight.detach()
+        self.bits: Bits = 4 if bits == 4 and packs_in_four_bits(weight) else 8
+        if self.bits == 4:
+            packed, scales = _four_bits(blocks or Blocks.rounded(weight))
+        else:
+            packed, scales = _eight_bits(weight)
+        self.few_rows = few_rows()
+        self.register_buffer("packed", packed)
+        self.register_buffer("scales", scales)
+        self.register_buffer("weight", weight.bfloat16() if multiplies_bfloat16() else weight.float())
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] to [..., N], of the same type."""
+        rows = x.reshape(-1, x.shape[-1])
+        if len(rows) > self.few_rows:
+            out = linear(rows.to(self.weight.dtype), self.weight)
+        elif self.bits == 4:
+            out = torch._weight_int4pack_mm_for_cpu(rows.bfloat16(), self.packed, GROUP, self.scales)
+        else:
+            out = torch._weight_int8pack_mm(rows.bfloat16(), self.packed, self.scales)
+        out = out.to(x.dtype).view(*x.shape[:-1], -1)
+        return out if self.bias is None else out + self.bias
+
+
+def _four_bits(blocks: Blocks) -> tuple[Tensor, Tensor]:
+    """What ``_weight_int4pack_mm_for_cpu`` takes: it computes (level - 8) x scale + zero."""
+    packed = torch._convert_weight_to_int4pack_for_cpu(blocks.levels.to(torch.int32), 1)
+    zero = blocks.low + LEVELS // 2 * blocks.step
+    return packed, torch.stack((blocks.step, zero), dim=-1).transpose(0, 1).bfloat16().contiguous()
+
+
+def _eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight bits with one scale for each row [N]; rounding uses the scale as it is stored."""
+    wide = weight.float()
+    scales = (wide.abs().amax(dim=-1) / 127).bfloat16()
+    inverse = torch.where(scales > 0, 1 / scales.float(), 0.0)
+    return (wide * inverse[:, None]).round().clamp(-128, 127).to(torch.int8), scales
+
+
+def pack(model: Any, bits: Bits, folder: Path | None = None) -> None:
+    """Puts a ``PackedLinear`` in the place of every linear layer of a model in float32 on the CPU.
+
+    The output layer is held in eight bits, also where the others are in four.
+
+    Args:
+        model: of transformers.
+        bits: of the packed form.
+        folder: with the four-bit blocks, if it holds any; elsewhere weights are rounded.
+    """
+    path = None if folder is None or bits == 8 else folder / BLOCKS
+    known = load_file(path) if path is not None and path.is_file() else {}
+    output = model.get_output_embeddings()
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    for name, layer in layers:
+        blocks = Blocks.of_tensors(known, name) if f"{name}.levels" in known else None
+        model.set_submodule(name, PackedLinear(layer, 8 if layer is output else bits, blocks))
+
+
+def save_blocks(model: Any, folder: Path) -> bool:
+    """Writes the four-bit blocks that a model's linear layers are made of; False where one is not made of any."""
+    output = model.get_output_embeddings()
+    tensors: dict[str, Tensor] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and layer is not output:
+            blocks = Blocks.found(layer.weight.detach())
+            if blocks is None:
+                return False
+            tensors |= blocks.tensors(name)
+    if not tensors:
+        return False
+    save_file(tensors, folder / BLOCKS)
+    return True
