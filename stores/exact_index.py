@@ -11,7 +11,7 @@ import numpy as np
 from memstream.errors import StoreCorruptError
 from memstream.stores.base import Ids, Vectors, check_vectors
 
-_BLOCK = 4096  # rows written at once
+_BLOCK = 256  # rows written or read at once: what a save takes for a moment stays with the process
 _MAPPED_BYTES = 1 << 20  # larger matrices get pages of their own, which leave no hole in the heap when they grow
 
 
@@ -200,7 +200,7 @@ class ExactIndex:
             file.write(np.array([scope, len(rows)], dtype="<i8").tobytes())
             file.write(rows.ids.astype("<i8", copy=False).tobytes())
             for start in range(0, len(rows), _BLOCK):
-                file.write(rows.matrix[start : start + _BLOCK].astype("<f2").tobytes())
+                file.write(rows.matrix[start : start + _BLOCK].astype("<f2").data)
 
     def load(self, file: BinaryIO, count: int) -> None:
         """Replaces everything by ``count`` vectors that ``dump`` wrote."""

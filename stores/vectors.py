@@ -331,12 +331,14 @@ def read_after(connection: Connection, space: SpaceInfo, chunk_id: int, limit: i
     return _arrays(connection.execute(statement).all(), space.dimension)
 
 
-def read_turns(connection: Connection, space: SpaceInfo, turn_ids: Collection[int]) -> dict[int, Vectors]:
-    """Vectors of single turns by id, float32 [d]; turns without one are left out."""
-    found: dict[int, Vectors] = {}
+def turn_cosines(
+    connection: Connection, space: SpaceInfo, turn_ids: Collection[int], queries: Vectors
+) -> dict[int, list[float]]:
+    """Cosines of single turns by id with each query [n, d]; turns without a vector are left out."""
+    found: dict[int, list[float]] = {}
     columns = select(db.TurnEmbedding.turn_id, db.TurnEmbedding.vector).where(db.TurnEmbedding.space_id == space.id)
     for part in batches(turn_ids):
         rows = connection.execute(columns.where(db.TurnEmbedding.turn_id.in_(part))).all()
-        matrix = unpack([row[1] for row in rows], space.dimension)
-        found.update((row[0], matrix[i]) for i, row in enumerate(rows))
+        cosines = unpack([row[1] for row in rows], space.dimension) @ queries.T
+        found.update(zip([row[0] for row in rows], cosines.tolist(), strict=True))
     return found

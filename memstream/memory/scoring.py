@@ -146,17 +146,13 @@ class Scoring:
             )
         return keys, facts
 
-    def _cosines(self, turn_ids: list[int]) -> dict[int, tuple[float, float]]:
+    def _cosines(self, turn_ids: list[int]) -> dict[int, list[float]]:
         """Cosines of the turns' own vectors with both vectors of the query."""
         if self._reach.space is None or self._reach.both is None:
             return {}
-        own = vectors.read_turns(self._connection, self._reach.space, turn_ids)
-        return {
-            turn_id: (float(vector @ self._reach.both[0]), float(vector @ self._reach.both[1]))
-            for turn_id, vector in own.items()
-        }
+        return vectors.turn_cosines(self._connection, self._reach.space, turn_ids, self._reach.both)
 
-    def _judge(self, turn: Turn, cosines: tuple[float, float] | None, told: float) -> _Own:
+    def _judge(self, turn: Turn, cosines: list[float] | None, told: float) -> _Own:
         terms = self._reach.turn_terms.get(turn.id, ())
         whole, dense = cosines or (None, 0.0)
         return _Own(
