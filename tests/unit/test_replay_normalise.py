@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from memstream.config import LogFormat
+from memstream.replay.config import LogFormat
 from memstream.replay.normalise import Line, Normaliser, mask
 from memstream.replay.reader import RawLine
 
