@@ -56,6 +56,24 @@ class StreamNote:
     text: str
 
 
+def beginning(path: str) -> Position:
+    """The position before the first byte of a file as it is now.
+
+    Raises:
+        ReplayError: the file cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            found = os.fstat(descriptor)
+            size = min(FINGERPRINT_BYTES, found.st_size)
+            return Position(path, found.st_dev, found.st_ino, _fingerprint(descriptor, size), size, 0, 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ReplayError(f"cannot read {path}: {error.strerror}") from error
+
+
 class FollowedFile:
     """One file, read from where it stands.
 
@@ -85,16 +103,15 @@ class FollowedFile:
         self._lines = LineSplitter(path, max_line_bytes, number=start.number if start else 0)
         self._finished = start.offset if start else 0  # after the last finished line
         self._descriptor = -1
-        self._print, self._print_bytes = "", 0
+        self._identity = (start.device, start.inode) if start else (0, 0)
+        self._print, self._print_bytes = (start.fingerprint, start.fingerprint_bytes) if start else ("", 0)
         self._start = start
 
     def position(self) -> Position:
         """Where reading stands, after the last line that was yielded."""
-        found = os.fstat(self._descriptor)
         return Position(
             self._path,
-            found.st_dev,
-            found.st_ino,
+            *self._identity,
             self._print,
             self._print_bytes,
             self._finished,
@@ -183,6 +200,8 @@ class FollowedFile:
         descriptor = os.open(path, os.O_RDONLY)
         self.close()
         self._descriptor = descriptor
+        found = os.fstat(descriptor)
+        self._identity = found.st_dev, found.st_ino
         self._print, self._print_bytes = "", 0
         self._lines.restart()
         self._finished = 0

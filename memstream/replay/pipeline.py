@@ -209,6 +209,8 @@ class Replay:
 
     def _events(self) -> Iterator[Event]:
         try:
+            if self._checkpoint is not None and self._checkpoint.state is None:
+                self._save(at_least=0)  # so that a file that is rotated before the first lines are judged is found
             for stream, event in events(self._streams, follow=self.config.follow):
                 if isinstance(event, Line):
                     pending = self._judge.take(event, self.mode)

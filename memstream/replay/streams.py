@@ -10,7 +10,7 @@ from pathlib import Path
 from memstream.errors import ReplayError
 from memstream.replay.assemble import Assembler
 from memstream.replay.config import ReplayConfig
-from memstream.replay.follow import FollowedFile, Position, StreamNote
+from memstream.replay.follow import FollowedFile, Position, StreamNote, beginning
 from memstream.replay.normalise import Line, Normaliser
 from memstream.replay.reader import RawLine, is_plain, is_wide, open_stream, read_lines
 
@@ -71,7 +71,7 @@ class Stream:
 
     def _raw(self) -> Iterator[RawLine | StreamNote | None]:
         config = self._config
-        if self.name != "-" and not is_wide(config.encoding) and is_plain(self.name):
+        if self._is_followed():
             self._file = FollowedFile(
                 self.name,
                 max_line_bytes=config.max_line_bytes,
@@ -93,13 +93,19 @@ class Stream:
                 if line is None or line.number > skip:
                     yield line
 
+    def _is_followed(self) -> bool:
+        """True for a file in which offsets are those of its lines."""
+        return self.name != "-" and not is_wide(self._config.encoding) and is_plain(self.name)
+
     def position(self) -> Position:
         """Where the next run should go on: after the last event that was yielded."""
         offset, number = self._last
         if self._held is not None:
             offset, number = self._held.offset, self._held.number - 1
         if self._file is None:
-            return Position(self.name, 0, 0, "", 0, offset, number)
+            if number == 0 and self._is_followed():
+                return beginning(self.name)
+            return self._start or Position(self.name, 0, 0, "", 0, offset, number)
         return replace(self._file.position(), offset=offset, number=number)
 
     @property
