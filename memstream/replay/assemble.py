@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from memstream.replay.normalise import Line
 
-_GOES_ON = re.compile(r"\s+\S|Caused by: |Suppressed: |\.\.\. \d+ more|During handling of the above|Traceback \(most ")
+_GOES_ON = re.compile(r"\s+\S|Caused by: |Suppressed: |\.\.\. \d+ more|During handling of the above")
 _PYTHON_TRACE = re.compile(r"Traceback \(most recent call last\):")
 
 
@@ -66,5 +66,4 @@ class Assembler:
             return False
         if first.header or _GOES_ON.match(line.text):
             return True
-        ends_trace = self._in_python_trace and self._lines[-1].text[:1].isspace()
-        return ends_trace
+        return self._in_python_trace and self._lines[-1].text[:1].isspace()  # the line that names the error

@@ -27,7 +27,7 @@ main { max-width: 1080px; margin: 0 auto; padding: 24px }
 h1 { font-size: 24px; margin: 0 0 4px } h2 { font-size: 17px; margin: 28px 0 6px }
 p.note { color: #566; margin: 0 0 8px }
 section.plot, .card, .facts { background: #fff; border: 1px solid #e1e4ea; border-radius: 8px; padding: 12px 14px }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 10px; margin-top: 14px }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 10px; margin-top: 14px }
 .facts b { display: block; font-size: 20px } .facts span { color: #566; font-size: 13px }
 svg { width: 100%; height: auto; display: block } svg text { font: 11px system-ui, sans-serif; fill: #566 }
 .card { margin: 8px 0 } .card pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 6px 0; font-size: 13px;
@@ -126,7 +126,7 @@ def _frame(low: float, high: float, unit: str, buckets: Sequence[Bucket], inner:
         x = _LEFT + (_W - _LEFT) * i / 5
         anchor = "end" if i == 5 else "start" if i == 0 else "middle"
         marks.append(f'<text x="{x:.0f}" y="{_H + 16}" text-anchor="{anchor}">line {total * i // 5:,}</text>')
-    marks.append(f'<text x="4" y="10">{unit}</text>')
+    marks.append(f'<text x="{_LEFT + 4}" y="10">{unit}</text>')
     return f'<svg viewBox="0 0 {_W} {_H + _BOTTOM}" role="img">{"".join(marks)}{inner}</svg>'
 
 
