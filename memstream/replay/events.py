@@ -70,8 +70,11 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something that happened to a stream: ``stream.truncated``, ``stream.rotated``, ``stream.lost``, or
-    ``mode.changed``, where the model reads fewer lines under load, or all again."""
+    """Something that happened to a stream.
+
+    ``stream.truncated``, ``stream.rotated``, ``stream.lost``, ``stream.binary``, or ``mode.changed``, where the model
+    reads fewer lines under load, or all again.
+    """
 
     type: Literal["note"] = "note"
     kind: str

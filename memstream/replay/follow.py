@@ -21,7 +21,7 @@ from memstream.replay.reader import BLOCK_BYTES, LineSplitter, RawLine
 FINGERPRINT_BYTES = 1024
 POLL_S = 0.05
 
-NoteKind = Literal["stream.truncated", "stream.rotated", "stream.lost"]
+NoteKind = Literal["stream.truncated", "stream.rotated", "stream.lost", "stream.binary"]
 
 
 @dataclass(frozen=True, slots=True)

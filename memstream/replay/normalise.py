@@ -15,6 +15,9 @@ from memstream.replay.formats import Header, read_bgl, readers, severity
 from memstream.replay.reader import RawLine, clean
 
 MASK = "<*>"
+BINARY = "(binary data)"  # the message of every line that is no text
+_BAD_BYTES, _BAD_SHARE = 4, 0.1  # undecodable bytes of a line, beyond which and a share of all it is no text
+_KEEP = 0.95  # share of the latest lines that were no text: how much an older line weighs
 
 _VARIABLE = re.compile(
     r"""(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.])     # IPv4 address, with a port
@@ -81,15 +84,25 @@ class Normaliser:
         self._detect = format == "auto"
         self._readers = readers(format)
         self._encoding = encoding
+        self._no_text = 0.0
+
+    @property
+    def is_binary(self) -> bool:
+        """True while most of the latest lines were no text; then none is taken for text."""
+        return self._no_text > 0.5
 
     def __call__(self, raw: RawLine) -> Line:
         text, n_bad = clean(raw.data, encoding=self._encoding, truncated=raw.truncated)
-        text, head = self._split(text)
+        bad = n_bad > _BAD_BYTES + _BAD_SHARE * len(raw.data)
+        self._no_text = _KEEP * self._no_text + (1 - _KEEP) * bad
+        no_text = bad or self.is_binary
+        text, head = (text, None) if no_text else self._split(text)
+        message = head.message if head else text.strip()
         return Line(
             stream=raw.stream,
             number=raw.number,
             text=text,
-            message=head.message if head else text.strip(),
+            message=BINARY if message and no_text else message,
             time=head.time if head else None,
             level=head.level if head else None,
             severity=severity(head.level) if head else None,

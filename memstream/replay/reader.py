@@ -79,8 +79,12 @@ def clean(data: bytes, *, encoding: str = "utf-8", truncated: bool = False) -> t
     Returns:
         The text, with bytes that cannot be decoded written as ``\\xNN``, and how many of those there were.
     """
-    text = codecs.getincrementaldecoder(encoding)("surrogateescape").decode(data, final=not truncated)
-    text, n_bad = _BAD_BYTE.subn(lambda match: f"\\x{ord(match[0]) - 0xDC00:02x}", text)
+    decoder = codecs.getincrementaldecoder(encoding)
+    try:
+        text, n_bad = decoder().decode(data, final=not truncated), 0
+    except UnicodeDecodeError:
+        n_bad = len(_BAD_BYTE.findall(decoder("surrogateescape").decode(data, final=not truncated)))
+        text = decoder("backslashreplace").decode(data, final=not truncated)
     if not text.isprintable():
         text = _CONTROL.sub("", _BLANK.sub(" ", _ESCAPE.sub("", text)))
     return text, n_bad

@@ -36,6 +36,7 @@ class Stream:
         self._assembler = Assembler(max_lines=config.max_event_lines, max_bytes=config.max_line_bytes)
         self._held: Line | None = None  # the first line of the event that is being put together
         self._file: FollowedFile | None = None
+        self._told_binary = False
         self._last = (start.offset, start.number) if start else (0, 0)  # after the last line: offset, number
 
     def events(self) -> Iterator[Line | StreamNote | None]:
@@ -58,6 +59,13 @@ class Stream:
                 self._held = line
             if done is not None:
                 yield done
+            if self._normalise.is_binary and not self._told_binary:
+                self._told_binary = True
+                text = (
+                    f"{self.name} holds binary data from about line {raw.number} on; such lines are taken for one "
+                    "template. If it is text, name its --encoding"
+                )
+                yield StreamNote("stream.binary", self.name, text)
         yield from self._flush()
 
     def _flush(self) -> Iterator[Line]:
