@@ -13,7 +13,7 @@ STAMP := $(VENV)/.stamp
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # A benchmark, and after a colon the part of it.
-BENCHES := fidelity recall:answers recall:evidence summaries ops
+BENCHES := fidelity recall:answers recall:evidence summaries replay ops
 
 setup: $(STAMP)
 

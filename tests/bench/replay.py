@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -366,7 +367,9 @@ def main(
                 bench_speed(results, "bgl", bgl, options, everything=not skip_all)
         events = data_file(data, "hdfs_events_2percent.parquet")
         sequences = data_file(data, "hdfs_seqs_2percent.parquet")
-        if events and sequences:
+        if events and sequences and find_spec("pyarrow") is None:
+            say("left out: HDFS; install pyarrow to read it")
+        elif events and sequences:
             hdfs = read_hdfs(events, sequences, Path(folder))
             bench_miner(results, hdfs, drain)
             bench_quality(results, "hdfs", hdfs, options)
