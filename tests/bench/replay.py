@@ -12,6 +12,7 @@ HDFS needs pyarrow.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,11 +34,13 @@ from sklearn.metrics import average_precision_score, precision_recall_curve, roc
 from memstream import Replay, ReplayConfig
 from memstream.replay import Record, Summary
 from memstream.replay.incidents import PastIncidents
+from memstream.replay.normalise import mask
 from memstream.replay.templates import TemplateMiner
 
 TESTS = ["tests/unit/test_replay_alerts.py", "tests/unit/test_replay_templates.py", "tests/integration/test_replay.py"]
 Floats = NDArray[np.float64]
 N_ALERTS = 100
+VOCABULARY = 49_152  # words that the unigram expects, as many as SmolLM2 has tokens
 
 
 class Log:
@@ -129,13 +132,13 @@ def rarity(templates: Sequence[int]) -> Floats:
 
 
 def unigram(messages: Sequence[str]) -> Floats:
-    """Mean nats per word under counts of all words before the line, add-one."""
+    """Mean nats per word, what varies masked, under counts of all words before the line, add-one."""
     counts: Counter[str] = Counter()
     total, scores = 0, np.zeros(len(messages))
     for n, message in enumerate(messages):
-        words = message.split()
+        words = re.findall(r"\w+", mask(message))
         if words:
-            scores[n] = np.mean([np.log((total + len(counts) + 1) / (counts[word] + 1)) for word in words])
+            scores[n] = np.mean([np.log((total + VOCABULARY) / (counts[word] + 1)) for word in words])
         counts.update(words)
         total += len(words)
     return scores
