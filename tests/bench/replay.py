@@ -262,22 +262,32 @@ def alone_each_template(results: Results, case: str, log: Log, scores: Floats) -
     results.add(case, "auroc_per_template", auroc, "share", n=len(first), positives=int(labels.sum()))
 
 
+def incidents_of(kinds: Sequence[str]) -> list[tuple[int, int]]:
+    """First and last index of each run of lines with the same label."""
+    found: list[tuple[int, int]] = []
+    for i, kind in enumerate(kinds):
+        if kind == "-":
+            continue
+        if found and found[-1][1] == i - 1 and kinds[i - 1] == kind:
+            found[-1] = found[-1][0], i
+        else:
+            found.append((i, i))
+    return found
+
+
 def bench_past(results: Results, log: Log, kinds: Sequence[str]) -> None:
     """Of incidents that have an earlier one of the same kind: how often such a one is named first."""
-    past, seen = PastIncidents(), dict[int, int]()
-    ends: dict[str, int] = {}
+    past, ends = PastIncidents(), dict[str, int]()
     hits: list[bool] = []
     far: list[bool] = []
-    for first, last in runs_of(log.labels):
+    for first, last in incidents_of(kinds):
         kind = kinds[first]
         if kind in ends:
             found = past.nearest(log.messages[first], limit=1)
-            hit = bool(found) and kinds[seen[found[0].incident]] == kind
-            hits.append(hit)
+            hits.append(bool(found) and kinds[found[0].incident] == kind)
             if first - ends[kind] >= 20:
-                far.append(hit)
-        past.add(first + 1, log.messages[first], stream="bgl", line=first + 1, time=None)
-        seen[first + 1] = first
+                far.append(hits[-1])
+        past.add(first, log.messages[first], stream="bgl", line=first + 1, time=None)
         ends[kind] = last
     results.add("ask", "past_incident_r_at_1", float(np.mean(hits)), "share", n=len(hits))
     results.add("ask", "past_incident_r_at_1_far", float(np.mean(far)), "share", n=len(far), least_lines_back=20)
