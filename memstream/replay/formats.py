@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from memstream.replay.config import LogFormat
@@ -72,6 +73,7 @@ def severity(level: str | None) -> int | None:
     return _NUMBER.get(level.upper()) if level else None
 
 
+@lru_cache(maxsize=1024)  # lines that follow each other often have the same second
 def read_time(text: str) -> datetime | None:
     """The time that a timestamp of a header tells, in UTC; None where it is none or leaves the year out."""
     plain = text.strip().replace(",", ".").replace("/", "-")
