@@ -103,6 +103,8 @@ class Record:
         incident: number of the incident it belongs to.
         mode: which lines the model was reading.
         truncated: longer than the cap.
+        length: of its first line in bytes, those beyond the cap included.
+        digest: of a truncated line, a hash of all its bytes; else empty.
         partial: its end was not there yet.
     """
 
@@ -123,6 +125,8 @@ class Record:
     incident: int | None
     mode: str
     truncated: bool
+    length: int
+    digest: str
     partial: bool
 
 

@@ -273,5 +273,7 @@ def _record(
         incident=incident.id if incident else None,
         mode=pending.mode,
         truncated=line.truncated,
+        length=line.length,
+        digest=line.digest,
         partial=line.partial,
     )

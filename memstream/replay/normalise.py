@@ -48,6 +48,8 @@ class Line:
         offset: of its first byte in the stream, unpacked.
         n_lines: how many lines it is; 0 for the rest of a line whose beginning was taken before its end was there.
         truncated: True where a line was longer than the cap.
+        length: of the first line in bytes, those beyond the cap included.
+        digest: of a truncated line, a hash of all its bytes; else empty.
         partial: True where the end of the line was not there yet.
         decode_errors: how many of its bytes could not be decoded.
     """
@@ -64,6 +66,8 @@ class Line:
     offset: int = 0
     n_lines: int = 1
     truncated: bool = False
+    length: int = 0
+    digest: str = ""
     partial: bool = False
     decode_errors: int = 0
 
@@ -111,6 +115,8 @@ class Normaliser:
             offset=raw.offset,
             n_lines=0 if raw.rest else 1,
             truncated=raw.truncated,
+            length=raw.length,
+            digest=raw.digest,
             partial=raw.partial,
             decode_errors=n_bad,
         )

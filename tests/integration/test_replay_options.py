@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,15 @@ def test_an_encoding(tmp_path: Path) -> None:
         assert replay.ask("größer").found[0].first.text == "größer"
     path.write_bytes("größer\nzwei\n".encode("utf-16-le"))
     assert len(records_of(path, replace(CONFIG, encoding="utf-16-le"))) == 2
+
+
+def test_a_cut_line_is_known_by_its_length_and_hash(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.log", ["x" * 500, "x" * 499 + "y", "short"])
+    first, second, third = records_of(path, replace(CONFIG, max_line_bytes=100))
+    assert [(r.truncated, r.length) for r in (first, second, third)] == [(True, 500), (True, 500), (False, 5)]
+    assert first.digest == hashlib.blake2b(b"x" * 500, digest_size=16).hexdigest()
+    assert second.digest not in ("", first.digest)
+    assert third.digest == ""
 
 
 def test_a_scorer_of_ones_own_decides(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def record(line: int, **changed: Any) -> Record:
     values: dict[str, Any] = {"stream": "a.log", "line": line, "lines": 1, "offset": 0, "time": WHEN, "severity": 9}
     values |= {"template": line % 7, "surprise": None, "novelty": 1.0, "meaning": 0.1, "score": float(line % 10)}
     values |= {"threshold": 5.0, "verdict": "quiet", "incident": None, "mode": "novel"}
-    return Record(**{**values, "truncated": False, "partial": False, **changed})
+    return Record(**{**values, "truncated": False, "length": 9, "digest": "", "partial": False, **changed})
 
 
 def summary() -> Summary:
