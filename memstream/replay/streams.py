@@ -30,7 +30,6 @@ class Stream:
     ) -> None:
         self.name = name
         self.n_lines = 0  # read, since this run began
-        self.n_raw_bytes = 0
         self._config, self._start, self._stop = config, start, stop
         self._normalise = Normaliser(config.format, "utf-8" if is_wide(config.encoding) else config.encoding)
         self._assembler = Assembler(max_lines=config.max_event_lines, max_bytes=config.max_line_bytes)
@@ -51,7 +50,6 @@ class Stream:
             if raw.rest and not raw.data:
                 continue  # the end of a line that was taken without it
             self.n_lines += not raw.rest
-            self.n_raw_bytes += raw.end - raw.offset
             self._last = raw.end, raw.number
             line = self._normalise(raw)
             done = self._assembler.add(line)

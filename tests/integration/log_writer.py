@@ -52,7 +52,7 @@ def main(path: Path, n_lines: int, mode: str, seed: int, pause_s: float, gate: P
                     time.sleep(chance.random() * pause_s)
         if start + LINES_PER_FILE < n_lines:
             if mode in ("delete", "copytruncate"):
-                time.sleep(0.5)  # what is deleted or truncated before it was read is lost to every reader
+                time.sleep(1.0)  # what is deleted or truncated before it was read is lost to every reader
             rotate(path, mode, start // LINES_PER_FILE)
     print("written", flush=True)
 
