@@ -14,7 +14,7 @@ STAMP := $(VENV)/.stamp
 PYTEST_ARGS ?= -n 2
 BENCH_ARGS ?=
 # A benchmark, and after a colon the part of it.
-BENCHES := fidelity recall:answers recall:evidence summaries ops
+BENCHES := fidelity recall:answers recall:evidence summaries replay ops
 
 setup: $(STAMP)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memstream.agent import Agent
-    from memstream.config import CacheConfig, GenerationConfig, RecallConfig, ReplayConfig
+    from memstream.config import CacheConfig, GenerationConfig, RecallConfig
     from memstream.errors import (
         BusyError,
         CapacityError,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         StoreVersionError,
         UnsupportedModelError,
     )
-    from memstream.replay import Replay
+    from memstream.replay import Replay, ReplayConfig
     from memstream.report import Citation, Evicted, ForgetReceipt, Recalled, Reply, Timings, Usage, Why
     from memstream.session import Session
 
@@ -38,7 +38,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "memstream.agent": ("Agent",),
-    "memstream.config": ("CacheConfig", "GenerationConfig", "RecallConfig", "ReplayConfig"),
+    "memstream.config": ("CacheConfig", "GenerationConfig", "RecallConfig"),
     "memstream.errors": (
         "BusyError",
         "CapacityError",
@@ -57,7 +57,7 @@ _HOMES = {
         "StoreVersionError",
         "UnsupportedModelError",
     ),
-    "memstream.replay": ("Replay",),
+    "memstream.replay": ("Replay", "ReplayConfig"),
     "memstream.report": ("Citation", "Evicted", "ForgetReceipt", "Recalled", "Reply", "Timings", "Usage", "Why"),
     "memstream.session": ("Session",),
 }

@@ -16,8 +16,6 @@ from memstream.errors import ConfigError, StoreError
 MemoryPosition = Literal["before_turn", "after_sinks"]
 KernelChoice = Literal["auto", "torch", "triton"]
 KvDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
-LogFormat = Literal["auto", "raw", "bgl"]
-ScoreMode = Literal["novel", "all"]
 SummarizerChoice = Literal["extractive", "model"]
 WeightsChoice = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 
@@ -266,76 +264,6 @@ class GenerationConfig(_Settings):
         if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
             raise ConfigError(f"GenerationConfig.stop is {self.stop!r}; it must be a list of texts that are not empty")
         object.__setattr__(self, "stop", tuple(self.stop))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayConfig(_Settings):
-    """How a log is read, scored and judged.
-
-    Attributes:
-        format: ``bgl``, ``raw``, or ``auto``, which tells them apart line by line.
-        score: ``novel`` scores the first line of each template and counts the others; ``all`` scores every line.
-        threshold: ``q`` and a share of lines: ``q0.99`` alerts above what 99 % of the lines so far stay below.
-        burn_in_lines: lines that are read before the first alert, so that there is something to compare with.
-        incident_lines: an incident ends when its template has not been seen for this many lines.
-        sinks: how many of the first scored lines are pinned at the start of the cache; where they would take more than
-            it can pin, their beginnings.
-        piece_lines: most lines computed in one forward; changes speed, never a score.
-        max_line_tokens: a longer message is scored by its first so many tokens.
-        max_line_bytes: a longer line is cut there while it is read, and marked as truncated.
-        max_templates: most line templates kept; the one not seen for longest leaves first.
-    """
-
-    format: LogFormat = "auto"
-    score: ScoreMode = "novel"
-    threshold: str = "q0.99"
-    burn_in_lines: int = 100
-    incident_lines: int = 1000
-    sinks: int = 2
-    piece_lines: int = 64
-    max_line_tokens: int = 256
-    max_line_bytes: int = 102_400
-    max_templates: int = 10_000
-
-    def __post_init__(self) -> None:
-        _check_choice(self, "format", LogFormat)
-        _check_choice(self, "score", ScoreMode)
-        for field in ("burn_in_lines", "sinks"):
-            _check(self, field, 0)
-        for field in ("incident_lines", "piece_lines", "max_line_tokens", "max_templates"):
-            _check(self, field, 1)
-        _check(self, "max_line_bytes", 64)
-        _ = self.quantile
-
-    @property
-    def quantile(self) -> float:
-        """The share of lines, above 0 and below 1, that ``threshold`` names."""
-        text = self.threshold if isinstance(self.threshold, str) else ""
-        try:
-            share = float(text[1:]) if text[:1] == "q" else 0.0
-        except ValueError:
-            share = 0.0
-        if not 0.0 < share < 1.0:
-            raise ConfigError(
-                f"ReplayConfig.threshold is {self.threshold!r}; it must be q and a number between 0 and 1, as in q0.99"
-            )
-        return share
-
-    def pinned_line_tokens(self, cache: CacheConfig) -> int:
-        """How many tokens of each of the first ``sinks`` lines are pinned: all, or as many as the cache can pin.
-
-        Raises:
-            ConfigError: the cache cannot pin so many lines, or its memory is not ``after_sinks``.
-        """
-        if cache.memory_position != "after_sinks":
-            raise ConfigError(f"CacheConfig.memory_position is {cache.memory_position!r}; a replay needs 'after_sinks'")
-        most = min(cache.max_pinned, cache.total - cache.memory_tokens - cache.evict_tokens)
-        if self.sinks > most:
-            raise ConfigError(
-                f"ReplayConfig.sinks is {self.sinks}, but a cache of {cache.total} tokens can pin {most} at most; "
-                "lower it or raise cache_tokens"
-            )
-        return min(self.max_line_tokens, most // max(1, self.sinks))
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -167,6 +167,27 @@ def count_lines(connection: Connection) -> int:
     return connection.scalar(select(func.count()).select_from(LineRow)) or 0
 
 
+def last_line(connection: Connection) -> int:
+    """Id of the line stored last; 0 for none."""
+    return connection.scalar(select(func.max(LineRow.id))) or 0
+
+
+def last_number(connection: Connection, stream_id: int) -> int:
+    """Highest number of a stored line of a stream; 0 for none."""
+    return connection.scalar(select(func.max(LineRow.number)).where(LineRow.stream_id == stream_id)) or 0
+
+
+def count_of_text(connection: Connection, template: str, until: int) -> int:
+    """How many lines up to an id are of the template with this text."""
+    statement = (
+        select(func.count())
+        .select_from(LineRow)
+        .join(TemplateRow, TemplateRow.id == LineRow.template_id)
+        .where(TemplateRow.text == storable_text(template), LineRow.id <= until)
+    )
+    return connection.scalar(statement) or 0
+
+
 def count_templates(connection: Connection) -> int:
     """Number of templates stored."""
     return connection.scalar(select(func.count()).select_from(TemplateRow)) or 0

@@ -6,6 +6,7 @@ import logging
 import math
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection
@@ -40,10 +41,31 @@ class LineMemory:
         self._store = store
         self._embedder = embedder
         self._streams: dict[str, int] = {}
+        self._stored_until: dict[str, int] = {}  # by stream: lines that an earlier run has stored already
+        with store.read() as connection:
+            self._before = db.last_line(connection)
         self._known: weakref.WeakKeyDictionary[Template, tuple[int, str]] = weakref.WeakKeyDictionary()
+
+    def count_before(self, template: str) -> int:
+        """How many lines of a template the store held when this replay began."""
+        with self._store.read() as connection:
+            return db.count_of_text(connection, template, self._before)
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for ``restore``."""
+        return {"streams": self._streams, "before": self._before}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on with the streams of an earlier run; lines that it had stored already are not stored again."""
+        self._streams, self._before = dict(state["streams"]), state["before"]
+        with self._store.read() as connection:
+            self._stored_until = {
+                name: db.last_number(connection, stream_id) for name, stream_id in self._streams.items()
+            }
 
     def add(self, lines: Sequence[tuple[Line, Template | None]]) -> None:
         """Stores lines in one transaction, with their templates."""
+        lines = [pair for pair in lines if pair[0].number > self._stored_until.get(pair[0].stream, 0)]
         streams = dict(self._streams)
         known: dict[Template, tuple[int, str]] = {}
         with self._store.write() as connection:

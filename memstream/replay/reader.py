@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import hashlib
 import io
 import os
 import re
@@ -47,90 +48,177 @@ class RawLine:
         number: from 1, within its stream.
         data: its bytes without the line end and without NUL; only the beginning of a truncated one.
         truncated: True where the line was longer than the cap.
+        offset: of its first byte in the stream, after unpacking, and
+        end: of the byte after its line end.
+        length: its bytes, those beyond the cap included, NUL and line end left out.
+        digest: of a truncated line, a hash of all its bytes.
+        partial: True where its end was not there yet.
+        rest: True for what came later of such a line.
     """
 
     stream: str
     number: int
     data: bytes
     truncated: bool = False
+    offset: int = 0
+    end: int = 0
+    length: int = 0
+    digest: str = ""
+    partial: bool = False
+    rest: bool = False
 
 
-def clean(data: bytes, *, truncated: bool = False) -> tuple[str, int]:
-    """Decodes UTF-8 and drops what must not reach a score or a terminal: colours, control characters.
+def clean(data: bytes, *, encoding: str = "utf-8", truncated: bool = False) -> tuple[str, int]:
+    """Decodes bytes and drops what must not reach a score or a terminal: colours, control characters.
 
     Args:
         data: the bytes of a line.
+        encoding: of the bytes.
         truncated: True where the last character may be cut in half; it is then left out.
 
     Returns:
-        The text, with bytes that are not UTF-8 written as ``\\xNN``, and how many of those there were.
+        The text, with bytes that cannot be decoded written as ``\\xNN``, and how many of those there were.
     """
-    text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(data, final=not truncated)
-    text, n_bad = _BAD_BYTE.subn(lambda match: f"\\x{ord(match[0]) - 0xDC00:02x}", text)
+    decoder = codecs.getincrementaldecoder(encoding)
+    try:
+        text, n_bad = decoder().decode(data, final=not truncated), 0
+    except UnicodeDecodeError:
+        n_bad = len(_BAD_BYTE.findall(decoder("surrogateescape").decode(data, final=not truncated)))
+        text = decoder("backslashreplace").decode(data, final=not truncated)
     if not text.isprintable():
         text = _CONTROL.sub("", _BLANK.sub(" ", _ESCAPE.sub("", text)))
     return text, n_bad
 
 
-def read_lines(source: ByteStream, name: str, *, max_line_bytes: int) -> Iterator[RawLine | None]:
+def read_lines(
+    source: ByteStream, name: str, *, max_line_bytes: int, encoding: str = "utf-8"
+) -> Iterator[RawLine | None]:
     """Yields the lines of a stream, and None where a pipe has nothing to read for now.
 
-    Memory is bounded by the cap and one block, however long a line is.
+    Memory is bounded by the cap and one block, however long a line is. Encodings whose characters are wider than a
+    byte become UTF-8; offsets are then those of the UTF-8.
 
     Raises:
         ReplayError: reading fails, or a gzip stream is damaged.
     """
-    line = _Line(name, max_line_bytes)
+    lines = LineSplitter(name, max_line_bytes)
     with _explain(name):
-        for block in _blocks(source):
+        for block in _blocks(source, encoding):
             if block is None:
                 yield None
                 continue
-            *ended, rest = block.split(b"\n")
-            for part in ended:
-                line.extend(part)
-                yield line.end()
-            line.extend(rest)
-        if line.length:
-            yield line.end()
+            yield from lines.split(block)
+        if last := lines.flush():
+            yield last
 
 
-class _Line:
-    """The line being read: its beginning up to the cap, and its full length."""
+class LineSplitter:
+    """Cuts blocks into lines; of the line being read it keeps the beginning up to the cap, length and hash.
 
-    def __init__(self, stream: str, cap: int) -> None:
+    Args:
+        stream: name of the stream.
+        cap: bytes of a line that are kept.
+        offset: of the first byte that will come.
+        number: of the last line before it.
+    """
+
+    def __init__(self, stream: str, cap: int, *, offset: int = 0, number: int = 0) -> None:
         self._stream, self._cap = stream, cap
-        self._number = 0
+        self.number = number
+        self.offset = offset  # of the next byte
+        self._start = offset  # of the line being read
         self._head = bytearray()
-        self.length = 0  # bytes without NUL
+        self._length = 0  # bytes of the line, without NUL
+        self._digest: hashlib.blake2b | None = None
+        self._rest = False
 
-    def extend(self, part: bytes) -> None:
+    @property
+    def pending(self) -> bool:
+        """True where a line has begun that has not ended yet."""
+        return self._length > 0
+
+    def split(self, block: bytes) -> Iterator[RawLine]:
+        """Takes the next bytes; yields the lines that end in them."""
+        at = 0
+        while (end := block.find(b"\n", at)) >= 0:
+            self._extend(block[at:end])
+            self.offset += end + 1 - at
+            at = end + 1
+            yield self._end()
+        self._extend(block[at:])
+        self.offset += len(block) - at
+
+    def flush(self, *, partial: bool = False) -> RawLine | None:
+        """Takes the line that has begun as it is, at the end of a stream or because its end does not come."""
+        return self._end(partial=partial) if self.pending else None
+
+    def restart(self, offset: int = 0) -> None:
+        """Goes on at another place; what was read of a line is forgotten."""
+        self._head.clear()
+        self._length, self._digest, self._rest = 0, None, False
+        self.offset = self._start = offset
+
+    def _extend(self, part: bytes) -> None:
         """Appends bytes; a run of NUL, as a crash or a truncated file leaves it, is skipped."""
         if 0 in part:
             part = part.translate(None, b"\0")  # many times faster than replace() in a hole
-        self.length += len(part)
-        room = (
-            self._cap + 1 - len(self._head)
-        )  # one more than the cap, for the carriage return of a line that just fits
+        self._length += len(part)
+        room = self._cap + 1 - len(self._head)  # one more than the cap, for the carriage return of a line that fits
+        if room < len(part):
+            if self._digest is None:
+                self._digest = hashlib.blake2b(self._head, digest_size=16)
+            self._digest.update(part)
+        elif self._digest is not None:
+            self._digest.update(part)
         if room > 0:
             self._head += part[:room]
 
-    def end(self) -> RawLine:
-        """Returns the line and begins the next one."""
-        self._number += 1
+    def _end(self, *, partial: bool = False) -> RawLine:
+        if not self._rest:
+            self.number += 1
         data = bytes(self._head)
-        if self.length == len(data):
+        if self._length == len(data):
             data = data.rstrip(b"\r")
-        truncated = self.length > len(self._head) or len(data) > self._cap
+        truncated = self._length > len(self._head) or len(data) > self._cap
+        line = RawLine(
+            self._stream,
+            self.number,
+            data[: self._cap],
+            truncated,
+            self._start,
+            self.offset,
+            self._length,
+            self._digest.hexdigest() if self._digest and truncated else "",
+            partial,
+            self._rest,
+        )
         self._head.clear()
-        self.length = 0
-        return RawLine(self._stream, self._number, data[: self._cap], truncated)
+        self._length, self._digest, self._rest = 0, None, partial
+        self._start = self.offset
+        return line
+
+
+def is_wide(encoding: str) -> bool:
+    """True for encodings in which an end of line is more than one byte."""
+    return codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+
+
+def is_plain(path: str) -> bool:
+    """True for a regular file that is neither packed nor begins with a mark of UTF-16.
+
+    Raises:
+        ReplayError: it cannot be read.
+    """
+    if not Path(path).is_file():
+        return False
+    with open_stream(path) as stream:
+        return not stream.read(2).startswith((b"\x1f\x8b", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 _MARKS = (b"\x1f\x8b", codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def _blocks(source: ByteStream) -> Iterator[bytes | None]:
+def _blocks(source: ByteStream, encoding: str) -> Iterator[bytes | None]:
     """Blocks of at most ``BLOCK_BYTES``, unpacked and without a byte order mark; UTF-16 becomes UTF-8."""
     head = source.read(BLOCK_BYTES)
     while head and any(mark.startswith(head) and mark != head for mark in _MARKS):  # not enough to tell
@@ -145,15 +233,18 @@ def _blocks(source: ByteStream) -> Iterator[bytes | None]:
         head = next(blocks, None) or b""
     else:
         next(blocks, None)
-    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
+    for mark, wide in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
         if head.startswith(mark):
-            yield from _from_utf16(head[2:], blocks, encoding)
+            yield from _from_wide(head[2:], blocks, wide)
             return
+    if is_wide(encoding):
+        yield from _from_wide(head, blocks, encoding)
+        return
     yield head.removeprefix(codecs.BOM_UTF8)
     yield from blocks
 
 
-def _from_utf16(head: bytes, blocks: Iterator[bytes | None], encoding: str) -> Iterator[bytes | None]:
+def _from_wide(head: bytes, blocks: Iterator[bytes | None], encoding: str) -> Iterator[bytes | None]:
     decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
     yield decoder.decode(head).encode("utf-8", "surrogatepass")
     for block in blocks:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memstream.config import CacheConfig, ReplayConfig
+from memstream.config import CacheConfig
 from memstream.models import LoadedModel
 from memstream.replay import Alert, Event, Replay, Summary
+from memstream.replay.config import ReplayConfig
 from tests.integration import tiny
 
 CACHE = CacheConfig(sink_tokens=4, memory_tokens=16, window_tokens=200, evict_tokens=16, memory_position="after_sinks")

@@ -112,7 +112,7 @@ def test_the_command_reads_stdin_answers_and_asks_again_later(
         (["--store", "none.db", "--ask", "x"], 1, "there is no store"),
         (["blank", "--threshold", "z"], 1, "ReplayConfig.threshold"),
         ([], 2, "name a FILE"),
-        (["blank", "-f"], 2, "No such option"),
+        (["blank", "--colour"], 2, "No such option"),
     ],
 )
 def test_wrong_input_fails_with_one_sentence(
@@ -135,7 +135,7 @@ def test_wrong_input_fails_with_one_sentence(
 
 def test_ctrl_c_on_a_silent_pipe_prints_the_summary(model_folder: Path) -> None:
     data = "".join(line + "\n" for line in messages(120)).encode()
-    options = ["--json", "--burn-in", "20", "--window", "600", "--model", str(model_folder)]
+    options = ["--json", "--burn-in", "20", "--threshold", "q0.9", "--window", "600", "--model", str(model_folder)]
     process = subprocess.Popen(
         [sys.executable, "-c", "from memstream.cli import main; main()", "replay", "-", *options],
         stdin=subprocess.PIPE,

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from memstream.config import LogFormat
-from memstream.replay.normalise import Line, Normaliser, mask
+from memstream.replay.config import LogFormat
+from memstream.replay.normalise import BINARY, Line, Normaliser, mask
 from memstream.replay.reader import RawLine
 
 HEADER = "1117838570 2005.06.03 R02-M1-N0-C:J12-U11 2005-06-03-15.42.50.675872 R02-M1-N0-C:J12-U11 RAS KERNEL INFO"
@@ -71,3 +71,17 @@ def test_bad_bytes_are_counted() -> None:
 )
 def test_mask(message: str, masked: str) -> None:
     assert mask(message) == masked
+
+
+def test_lines_that_are_no_text_are_one_template() -> None:
+    normalise = Normaliser("auto")
+    assert normalise(RawLine("x", 1, b"caf\xe9 closed for today")).message == "caf\\xe9 closed for today"
+    assert normalise(RawLine("x", 2, b"\xff\xfe\x80a\xff\xfe\x80a")).message == BINARY
+    assert normalise(RawLine("x", 3, b"plain")).message == "plain"
+    for i in range(20):
+        normalise(RawLine("x", i, b"\xff\xfe\x80a\xff\xfe\x80a"))
+    assert normalise.is_binary
+    assert normalise(RawLine("x", 24, b"plain")).message == BINARY
+    for i in range(20):
+        normalise(RawLine("x", i, b"plain"))
+    assert normalise(RawLine("x", 45, b"plain")).message == "plain"
