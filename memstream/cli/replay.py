@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from memstream.cli._live import LiveView
 from memstream.cli._replay_words import alert_in_words, answer_in_words, note_in_words, summary_in_words
-from memstream.config import CacheConfig
+from memstream.config import CacheConfig, WeightsChoice
 from memstream.errors import MemstreamError, ReplayError
 from memstream.models import DEFAULT_MODEL
 from memstream.replay import Alert, Answer, Event, LineMemory, Note, Replay, ReplayConfig
@@ -39,7 +39,9 @@ def _setting(*names: str, help: str, **options: Any) -> Callable[[Any], Any]:
 @click.argument("files", nargs=-1, metavar="[FILE]...")
 @click.option("--model", default=DEFAULT_MODEL, help="Alias, folder, hub id or .gguf file.")
 @click.option("--device", default="auto", help="Where the model runs: auto, cpu, cuda.")
-@click.option("--dtype", help="Of the model's weights, such as bfloat16.  [default: float32 on the CPU]")
+@click.option(
+    "--weights", type=click.Choice(get_args(WeightsChoice)), default="float32", help="Form of the model's weights."
+)
 @_setting("--input-format", "format", type=click.Choice(_FORMATS), help="How lines begin.")
 @_setting("--encoding", help="Of files without a byte order mark.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for more at the end of a file, through rotation.")
@@ -67,7 +69,7 @@ def command(
     files: tuple[str, ...],
     model: str,
     device: str,
-    dtype: str | None,
+    weights: WeightsChoice,
     no_rates: bool,
     window_tokens: int | None,
     state: str | None,
@@ -112,7 +114,7 @@ def command(
                 list(files),
                 model=model,
                 device=device,
-                dtype=dtype,
+                weights=weights,
                 store=store if store or not ask else "temporary",
                 config=config,
                 cache=_cache(window_tokens),

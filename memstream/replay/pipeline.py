@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from memstream.config import CacheConfig
+from memstream.config import CacheConfig, WeightsChoice
 from memstream.errors import ConfigError, ReplayError
 from memstream.memory.embedder import Embedder
 from memstream.models import DEFAULT_MODEL
@@ -55,7 +55,8 @@ class Replay:
         config: how the log is read, scored and judged.
         cache: size of the key/value cache; None: the preset ``logs``.
         device: where the model runs.
-        dtype: of its weights, such as ``bfloat16``; None: float32 on the CPU.
+        weights: the form it holds its weights in; see ``load_model``. In another form than float32 a score depends a
+            little on how many lines are computed at once.
         embedder: turns templates and questions into vectors; None takes the default one, if it is installed.
         state: a folder in which progress is saved; a replay that finds one there goes on with it.
         records: a file that gets one JSON line per event read.
@@ -79,7 +80,7 @@ class Replay:
         config: ReplayConfig | None = None,
         cache: CacheConfig | None = None,
         device: str = "auto",
-        dtype: str | None = None,
+        weights: WeightsChoice = "float32",
         embedder: Embedder | None = None,
         state: str | os.PathLike[str] | None = None,
         records: str | os.PathLike[str] | None = None,
@@ -100,7 +101,9 @@ class Replay:
             check_readable(name)
         self._sinks = tuple(sinks)
         self._on_progress = on_progress
-        self._readers = Readers(model, device=device, dtype=dtype, config=self.config, cache=cache, embedder=embedder)
+        self._readers = Readers(
+            model, device=device, weights=weights, config=self.config, cache=cache, embedder=embedder
+        )
         self._checkpoint = None if state is None else Checkpoint(Path(state))
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._store = self._open_store(store)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memstream.config import CacheConfig
+from memstream.config import CacheConfig, WeightsChoice
 from memstream.errors import ModelNotFoundError
 from memstream.memory.embedder import Embedder, SentenceTransformerEmbedder
 from memstream.replay.config import ReplayConfig
@@ -28,7 +28,7 @@ class Readers:
     Args:
         model: name of the model, or one already loaded.
         device: where it runs.
-        dtype: of its weights; None: float32 on the CPU.
+        weights: the form it holds its weights in; see ``load_model``.
         config: how lines are read.
         cache: size of the key/value cache.
         embedder: None takes the default one, if it is installed.
@@ -45,12 +45,12 @@ class Readers:
         model: str | LoadedModel,
         *,
         device: str,
-        dtype: str | None,
+        weights: WeightsChoice,
         config: ReplayConfig,
         cache: CacheConfig,
         embedder: Embedder | None,
     ) -> None:
-        self._model, self._device, self._dtype = model, device, dtype
+        self._model, self._device, self._weights = model, device, weights
         self._config, self._cache = config, cache
         self.embedder = embedder
         self._embedded: EmbeddedMeaning | None = None
@@ -96,7 +96,7 @@ class Readers:
             began = time.monotonic()
             model = self._model
             if isinstance(model, str):
-                model = load_model(model, device=self._device, dtype=self._dtype)
+                model = load_model(model, device=self._device, weights=self._weights)
             self.scorer = Scorer(model, self._config, self._cache)
             self.cache_bytes_start = self.scorer.cache_bytes
             if self.embedder is None:

@@ -306,7 +306,7 @@ def bench_speed(results: Results, case: str, log: Log, options: dict[str, Any], 
                 "1/s",
                 scored=summary.scored,
                 tokens=summary.tokens,
-                dtype=options.get("dtype") or "float32",
+                weights=options["weights"],
             )
             same = summary.cache_bytes_start == summary.cache_bytes_end
             results.add(case, f"cache_bytes{suffix}", summary.cache_bytes_end, "bytes", constant=same)
@@ -355,7 +355,7 @@ def bench_miner(results: Results, log: Log, drain: str | None) -> None:
 @click.option("--data", type=click.Path(path_type=Path), help="Folder with loghub/BGL_2k.log and the HDFS files.")
 @click.option("--out", type=click.Path(path_type=Path), default="bench-out/replay.jsonl", show_default=True)
 @click.option("--model", default="smollm2-135m", show_default=True)
-@click.option("--dtype", help="Of the model's weights; default float32 on the CPU.")
+@click.option("--weights", default="float32", show_default=True, help="Form of the model's weights.")
 @click.option("--drain", help="An interpreter that has drain3.")
 @click.option("--skip-speed", is_flag=True, help="Quality only.")
 @click.option("--skip-all", is_flag=True, help="Leave out the mode all, which takes minutes.")
@@ -364,7 +364,7 @@ def main(
     data: Path | None,
     out: Path,
     model: str,
-    dtype: str | None,
+    weights: str,
     drain: str | None,
     skip_speed: bool,
     skip_all: bool,
@@ -372,7 +372,7 @@ def main(
 ) -> None:
     """Measures log watching."""
     results = Results("replay", out, tests=TESTS, skip_tests=skip_tests)
-    options: dict[str, Any] = {"model": model, "dtype": dtype}
+    options: dict[str, Any] = {"model": model, "weights": weights}
     with tempfile.TemporaryDirectory() as folder:
         bgl_path = data_file(data, "loghub/BGL_2k.log")
         if bgl_path:
