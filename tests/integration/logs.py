@@ -18,7 +18,12 @@ CONFIG = ReplayConfig(burn_in_lines=20, max_line_tokens=32)
 
 def loaded(seed: int = 0) -> LoadedModel:
     return LoadedModel(
-        model=tiny.model(seed=seed), tokenizer=tiny.tokenizer(), name="tiny", fingerprint="tiny", source="code"
+        model=tiny.model(seed=seed),
+        tokenizer=tiny.tokenizer(),
+        name="tiny",
+        fingerprint="tiny",
+        weights="float32",
+        source="code",
     )
 
 

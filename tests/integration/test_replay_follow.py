@@ -220,6 +220,7 @@ def killed(tmp_path: Path, n_kills: int, n_lines: int) -> None:
                     continue
                 if not done.exists():
                     while not is_written():
+                        assert process.poll() is None  # the writer waits for it
                         time.sleep(0.05)
                     done.touch()
                 assert process.stdout.read() == b"finished\n"
