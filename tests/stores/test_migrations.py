@@ -90,8 +90,8 @@ def test_chunks_are_rebuilt_for_documents_with_all_that_points_to_them(
                 )
                 connection.execute(insert(schema.Event).values(action="add", chunk_id=chunk_id))
         store.close()
-    memory = make_memory(path, embedder=embedder)
     n_texts = embedder.n_texts
+    memory = make_memory(path, embedder=embedder)
     memory.flush()
     assert embedder.n_texts == n_texts + 2  # the turns by themselves; the chunks have kept their vectors
     with memory.store.read() as connection:
