@@ -126,6 +126,10 @@ class Agent:
             model, tokenizer, fingerprint = loaded.model, loaded.tokenizer, loaded.fingerprint
         elif tokenizer is None:
             raise ConfigError("Agent(model=...) was given a loaded model; give its tokenizer=... too")
+        elif weights != "auto":
+            raise ConfigError(
+                f"weights is {weights!r}, but the model is loaded already; give its name, or leave it out"
+            )
         else:
             fingerprint = fingerprint_of(model, tokenizer)
         self._template = ChatTemplate(tokenizer, chat_template=chat_template, eos_ids=eos_ids_of(model))

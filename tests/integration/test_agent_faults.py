@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memstream import Agent, CacheConfig, GenerationConfig, RecallConfig
-from memstream.errors import BusyError
+from memstream.errors import BusyError, ConfigError
 from memstream.memory import Memory, Scope, SqlStore, handle
 from tests.integration import tiny
 
@@ -245,3 +245,10 @@ def test_a_generator_may_move_between_threads(make: Any) -> None:
     waiting.start()
     assert agent.chat("hello", session="2").usage.reply_tokens == 100  # waits for the other thread to go on
     waiting.join()
+
+
+def test_a_loaded_model_cannot_be_given_another_form_of_weights(tmp_path: Path) -> None:
+    store = tmp_path / "never.db"
+    with pytest.raises(ConfigError, match="loaded already"):
+        Agent(model=tiny.model(), tokenizer=tiny.tokenizer(), store=store, weights="int4")
+    assert not store.exists()
