@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -34,16 +34,17 @@ def segment_attention(
     batch, heads, n, dim = query.shape
     if out is None:
         out = torch.empty(batch, n, heads, dim, dtype=query.dtype, device=query.device)
-    numbers = zip(rows.tolist(), positions.tolist(), parts.tolist(), strict=True)
-    for i, (row, position, own) in enumerate(numbers):
-        turned: dict[int, Tensor] = {0: query[i]}
+    for alike, row, position, own in _alike(rows.tolist(), positions.tolist(), parts.tolist()):
+        asking = query[alike]
+        turned: dict[int, Tensor] = {0: asking}
         for p, (_, length, _, shift) in enumerate(own):
             if length and shift not in turned:
-                turned[shift] = rotate(turned[0], cos[i, p], sin[i, p], partner)
-        attended = _row(
+                turned[shift] = rotate(asking, cos[alike.start, p], sin[alike.start, p], partner)
+        stored = slice(row, row + len(asking))
+        attended = _attend(
             turned,
-            (keys[row], None if key_scales is None else key_scales[row]),
-            (values[row], None if value_scales is None else value_scales[row]),
+            (keys[stored], None if key_scales is None else key_scales[stored]),
+            (values[stored], None if value_scales is None else value_scales[stored]),
             own,
             position=position,
             scaling=scaling,
@@ -51,11 +52,30 @@ def segment_attention(
             softcap=softcap,
             sink_logits=sink_logits,
         )
-        out[i] = attended.transpose(0, 1)
+        out[alike] = attended.transpose(1, 2)
     return out
 
 
-def _row(
+def _alike(
+    rows: Sequence[int], positions: Sequence[int], parts: Sequence[Sequence[Sequence[int]]]
+) -> Iterator[tuple[slice, int, int, Sequence[Sequence[int]]]]:
+    """Rows that lie next to each other and attend to the same slots from the same position: one product does for all.
+
+    Yields which of the B rows they are, and the row of the cache, position and parts of the first.
+    """
+    first = 0
+    for i in range(1, len(rows) + 1):
+        if (
+            i == len(rows)
+            or rows[i] != rows[first] + i - first
+            or positions[i] != positions[first]
+            or parts[i] != parts[first]
+        ):
+            yield slice(first, i), rows[first], positions[first], parts[first]
+            first = i
+
+
+def _attend(
     turned: dict[int, Tensor],
     keys: tuple[Tensor, Tensor | None],
     values: tuple[Tensor, Tensor | None],
@@ -67,11 +87,14 @@ def _row(
     softcap: float | None,
     sink_logits: Tensor | None,
 ) -> Tensor:
-    """One row: queries [H, n, D] by shift, keys and values [K, C, D] with scales [K, C]. Returns [H, n, D] float32."""
-    heads, n, dim = turned[0].shape
-    device, kv_heads = turned[0].device, keys[0].shape[0]
+    """Rows that are alike: queries [G, H, n, D] by shift, keys and values [G, K, C, D] with scales [G, K, C].
+
+    Returns [G, H, n, D] float32.
+    """
+    rows, heads, n, dim = turned[0].shape
+    device, kv_heads = turned[0].device, keys[0].shape[1]
     grouped = heads // kv_heads * n  # grouped heads share their keys: they become rows of one product
-    queries = {shift: (q.float() * scaling).reshape(kv_heads, grouped, dim) for shift, q in turned.items()}
+    queries = {shift: (q.float() * scaling).reshape(rows * kv_heads, grouped, dim) for shift, q in turned.items()}
     scores, seen = [], []
     for slot, length, first, shift in parts:
         nearest, farthest = position + shift - (first + length - 1), position + n - 1 + shift - first
@@ -79,28 +102,28 @@ def _row(
             continue
         run = slice(slot, slot + length)
         seen.append(run)
-        score = queries[shift] @ keys[0][:, run].float().transpose(1, 2)
+        score = torch.bmm(queries[shift], keys[0][:, :, run].flatten(0, 1).float().transpose(1, 2))
         if keys[1] is not None:
-            score *= keys[1][:, None, run].float()
+            score *= keys[1][:, :, run].flatten(0, 1)[:, None].float()
         if softcap is not None:
             score = torch.tanh(score / softcap) * softcap
         if nearest < 0 or (width is not None and farthest >= width):
             at = torch.arange(n, device=device)[:, None] + (position + shift - first)
             distance = at - torch.arange(length, device=device)
             hidden = distance < 0 if width is None else (distance < 0) | (distance >= width)
-            score.view(kv_heads, -1, n, length).masked_fill_(hidden, -torch.inf)
+            score.view(rows * kv_heads, -1, n, length).masked_fill_(hidden, -torch.inf)
         scores.append(score)
     if sink_logits is not None:
-        extra = sink_logits.float().view(kv_heads, -1, 1, 1).expand(-1, -1, n, 1)
-        scores.append(extra.reshape(kv_heads, grouped, 1))
+        extra = sink_logits.float().view(kv_heads, -1, 1).expand(rows, kv_heads, -1, n)
+        scores.append(extra.reshape(rows * kv_heads, grouped, 1))
     weights = torch.softmax(torch.cat(scores, dim=-1) if len(scores) > 1 else scores[0], dim=-1)
-    out = torch.zeros(kv_heads, grouped, dim, dtype=torch.float32, device=device)
+    out = torch.zeros(rows * kv_heads, grouped, dim, dtype=torch.float32, device=device)
     done = 0
     for run in seen:
         length = run.stop - run.start
         weight = weights[..., done : done + length]
         if values[1] is not None:
-            weight = weight * values[1][:, None, run].float()
-        out.baddbmm_(weight, values[0][:, run].float())
+            weight = weight * values[1][:, :, run].flatten(0, 1)[:, None].float()
+        out.baddbmm_(weight, values[0][:, :, run].flatten(0, 1).float())
         done += length
-    return out.view(heads, n, dim)
+    return out.view(rows, heads, n, dim)
