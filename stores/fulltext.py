@@ -34,6 +34,8 @@ _STOP = """
 """
 STOP_WORDS = frozenset(_STOP.split())
 _TABLES = ("turn_words", "fact_words", "passage_words")
+_STRUCTURE = 10  # id of the record that says what an FTS5 index consists of
+_MOST_LEVELS = 500
 
 
 def words(value: str) -> list[str]:
@@ -173,9 +175,25 @@ def rows(connection: Connection, table: str) -> dict[int, str]:
 
 
 def optimize(connection: Connection) -> None:
-    """Merges the FTS5 indexes, so that deleted words leave their shadow tables."""
+    """Merges the FTS5 indexes, so that deleted words leave their shadow tables.
+
+    Older releases of SQLite put the merged index one level higher each time and call it malformed above 2,000 levels;
+    making an index anew begins at the lowest.
+    """
     for table in _TABLES:
-        connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('optimize')"))
+        how = "optimize" if _n_levels(connection, table) < _MOST_LEVELS else "rebuild"
+        connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('{how}')"))
+
+
+def _n_levels(connection: Connection, table: str) -> int:
+    """How many levels an FTS5 index has: a varint behind the four bytes that its structure record begins with."""
+    record = connection.scalar(text(f"SELECT block FROM {table}_data WHERE id = {_STRUCTURE}"))
+    n = 0
+    for byte in record[4:]:
+        n = n << 7 | byte & 127
+        if byte < 128:
+            break
+    return n
 
 
 def check(connection: Connection) -> None:
@@ -185,6 +203,9 @@ def check(connection: Connection) -> None:
 
 
 def rebuild(connection: Connection) -> None:
-    """Makes the FTS5 indexes anew from their contents."""
+    """Makes the FTS5 indexes anew from their contents, also where their structure records cannot be read."""
     for table in _TABLES:
+        connection.execute(
+            text(f"UPDATE {table}_data SET block = :nothing WHERE id = {_STRUCTURE}"), {"nothing": bytes(7)}
+        )
         connection.execute(text(f"INSERT INTO {table} ({table}) VALUES ('rebuild')"))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from memstream.config import CacheConfig
 from memstream.memory.embedder import Embedder, embed
@@ -54,7 +55,8 @@ NORMAL = (
 HEADERS = ("FATAL ERROR: ", "INFO: ")
 MAX_TOKENS = 16  # of a message, after a header
 _NEAREST = 3  # sentences of each kind that count
-_AT_ONCE = 16  # messages in one forward
+_AT_ONCE = 4  # messages in one forward
+_SHAPES = (MAX_TOKENS // 2, MAX_TOKENS)  # tokens that a message is padded to
 
 
 class EmbeddedMeaning:
@@ -80,6 +82,9 @@ class EmbeddedMeaning:
 class LikelihoodMeaning:
     """The language model's reading.
 
+    The headers are computed once and stay in the cache, each in front of rows of its own. A forward has one of two
+    shapes, whatever is read: so what else is read at the time cannot change a message's reading, in any arithmetic.
+
     Args:
         model: the model, which need not be idle: this has a small cache of its own.
         tokenizer: of the model.
@@ -88,9 +93,13 @@ class LikelihoodMeaning:
     def __init__(self, model: StreamingModel, tokenizer: Any) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._headers = [self._ids(header) for header in HEADERS]
-        self._n = max(map(len, self._headers)) + MAX_TOKENS
-        size = CacheConfig(sink_tokens=0, memory_tokens=0, window_tokens=self._n, evict_tokens=1)
-        self._cache = model.new_cache(size, rows=2 * _AT_ONCE)
+        n = max(map(len, self._headers)) + MAX_TOKENS
+        size = CacheConfig(sink_tokens=0, memory_tokens=0, window_tokens=n, evict_tokens=1)
+        self._cache = model.new_cache(size, rows=len(HEADERS) * _AT_ONCE)
+        after = [
+            self._forward([i], [header] * _AT_ONCE, at=0)[:, -1:] for i, header in enumerate(self._headers)
+        ]  # [messages, 1, E] each: what predicts the first token of a message
+        self._after_header = torch.cat(after)
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
@@ -98,21 +107,33 @@ class LikelihoodMeaning:
     def __call__(self, messages: Sequence[str]) -> NDArray[np.float64]:
         """Returns [n] float64 in nats per token: above 0 where a message fits FATAL ERROR better than INFO."""
         ids = [self._ids(message[: 32 * MAX_TOKENS])[:MAX_TOKENS] for message in messages]
-        parts = [self._ratios(ids[at : at + _AT_ONCE]) for at in range(0, len(ids), _AT_ONCE)]
-        return np.concatenate([np.empty(0), *parts])
+        found = np.zeros(len(ids))
+        shorter = 0
+        for n in _SHAPES:
+            of_shape = [i for i, tokens in enumerate(ids) if shorter < len(tokens) <= n]
+            for at in range(0, len(of_shape), _AT_ONCE):
+                chosen = of_shape[at : at + _AT_ONCE]
+                found[chosen] = self._ratios([ids[i] for i in chosen], n)
+            shorter = n
+        return found
 
-    def _ratios(self, messages: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-        """One forward: every message after each header, in a row of its own, padded behind."""
-        rows = [[*header, *message] for header in self._headers for message in messages]
-        n = max(map(len, rows))
-        piece = Piece(n, 0, (Arc(0, n),), (Part(0, n, 0, 0),))
-        padded = [[*row, *[0] * (n - len(row))] for row in rows]
-        hidden = self._model.forward(self._cache, range(len(rows)), [piece] * len(rows), padded)
-        starts = [len(header) for header in self._headers for _ in messages]
-        counted = [hidden[i, start - 1 : len(row) - 1] for i, (row, start) in enumerate(zip(rows, starts, strict=True))]
-        targets = [token for row, start in zip(rows, starts, strict=True) for token in row[start:]]
-        losses = self._model.token_nll(torch.cat(counted), torch.tensor(targets, device=hidden.device)).cpu()
-        sizes = [len(row) - start for row, start in zip(rows, starts, strict=True)]
-        means = [float(part.double().mean()) if len(part) else 0.0 for part in torch.split(losses, sizes)]
-        fatal, info = means[: len(messages)], means[len(messages) :]
-        return np.subtract(info, fatal)
+    def _ratios(self, messages: Sequence[Sequence[int]], n: int) -> NDArray[np.float64]:
+        """One forward: up to ``_AT_ONCE`` messages of at most n tokens after each header, padded behind."""
+        padded = [[*message, *[0] * (n - len(message))] for message in messages]
+        padded += [[0] * n] * (_AT_ONCE - len(messages))
+        hidden = self._forward(range(len(HEADERS)), padded * len(HEADERS))
+        before = torch.cat((self._after_header, hidden[:, :-1]), dim=1).flatten(0, 1)
+        targets = torch.tensor(padded * len(HEADERS), device=hidden.device)
+        losses = self._model.token_nll(before, targets.flatten()).view(len(HEADERS), _AT_ONCE, n).cpu().double()
+        fatal, info = losses
+        return np.array([float((info[i] - fatal[i])[: len(message)].mean()) for i, message in enumerate(messages)])
+
+    def _forward(self, headers: Sequence[int], tokens: Sequence[Sequence[int]], at: int | None = None) -> Tensor:
+        """Hidden states [rows, n, E] of tokens after each of some headers, or of the headers themselves ``at`` 0."""
+        n = len(tokens[0])
+        rows, pieces = [], []
+        for header in headers:
+            first = len(self._headers[header]) if at is None else at
+            rows += range(header * _AT_ONCE, (header + 1) * _AT_ONCE)
+            pieces += [Piece(n, first, (Arc(first, n),), (Part(0, first + n, 0, 0),))] * _AT_ONCE
+        return self._model.forward(self._cache, rows, pieces, tokens)

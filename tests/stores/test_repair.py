@@ -12,6 +12,7 @@ import pytest
 
 from memstream.errors import StoreCorruptError
 from memstream.memory import Memory
+from memstream.stores import fulltext
 from tests.stores.conftest import MakeMemory
 from tests.stores.filled import MONDAY, fill, tables
 from tests.stores.test_transfer import exported
@@ -204,3 +205,39 @@ def test_repair_beside_a_writing_process(path: Path, make_memory: MakeMemory) ->
     again = make_memory(path)
     again.flush()
     assert again.verify().problems == ()
+
+
+@pytest.fixture
+def worn(path: Path) -> Path:
+    """A store whose full-text index was merged so often that older releases of SQLite call it malformed."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        for i in range(2100):
+            connection.execute("INSERT INTO fact_words (rowid, scope, text) VALUES (?, 'o1', 'amber')", (10_000 + i,))
+            connection.execute("INSERT INTO fact_words (fact_words) VALUES ('optimize')")
+        connection.execute("DELETE FROM fact_words WHERE rowid >= 10000")
+    except sqlite3.DatabaseError as error:
+        assert "malformed" in str(error)
+    connection.close()
+    return path
+
+
+def test_a_worn_full_text_index_is_built_anew(worn: Path, make_memory: MakeMemory) -> None:
+    memory = make_memory(worn, embedder=None, enabled=False)
+    memory.repair()
+    assert memory.verify().problems == ()
+    number = memory.remember(MONDAY, "The gate code is heliotrope.")
+    assert memory.search(MONDAY, "heliotrope", limit=1)[0].id == number
+
+
+def test_purging_does_not_wear_a_full_text_index_out(path: Path, make_memory: MakeMemory) -> None:
+    memory = make_memory(path, embedder=None, enabled=False)
+    for i in range(2100):
+        with memory.store.write() as connection:
+            fulltext.add_fact(connection, 10_000 + i, 1, None, f"amber word{i}")
+            fulltext.optimize(connection)
+    with memory.store.write() as connection:
+        assert fulltext.drop_facts(connection, range(10_000, 12_100)) == 2100
+        fulltext.optimize(connection)
+    assert memory.verify().problems == ()
+    assert not any(b"word2099" in bytes(str(row), "utf-8") for row in tables(path)["fact_words_data"])
