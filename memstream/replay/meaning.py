@@ -131,7 +131,8 @@ class LikelihoodMeaning:
     def _forward(self, headers: Sequence[int], tokens: Sequence[Sequence[int]], at: int | None = None) -> Tensor:
         """Hidden states [rows, n, E] of tokens after each of some headers, or of the headers themselves ``at`` 0."""
         n = len(tokens[0])
-        rows, pieces = [], []
+        rows: list[int] = []
+        pieces: list[Piece] = []
         for header in headers:
             first = len(self._headers[header]) if at is None else at
             rows += range(header * _AT_ONCE, (header + 1) * _AT_ONCE)
