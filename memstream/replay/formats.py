@@ -53,6 +53,7 @@ _SYSLOG = re.compile(
 )
 _ISO = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|[+-]\d\d:?\d\d))?"
 _SHORT = r"\d\d[-/]?\d\d[-/]?\d\d[ T]\d\d:?\d\d:?\d\d"  # 081109 203530, 17/06/09 20:10:40
+_SHORT_TIME, _PAIR_OF_DIGITS = re.compile(_SHORT, re.ASCII), re.compile(r"\d\d", re.ASCII)
 _ASCTIME = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? \d{4}"
 # A time, perhaps in brackets; perhaps a process number; a level; perhaps a thread or logger that a colon or dash ends.
 _PLAIN = re.compile(
@@ -73,13 +74,29 @@ def severity(level: str | None) -> int | None:
     return _NUMBER.get(level.upper()) if level else None
 
 
+def _read_short(text: str) -> datetime:
+    """Six pairs of digits: a year within 1969 to 2068, month, day, hour, minute, second."""
+    if not _SHORT_TIME.fullmatch(text):
+        raise ValueError
+    year, month, day, hour, minute, second = map(int, _PAIR_OF_DIGITS.findall(text))
+    return datetime(year + (2000 if year < 69 else 1900), month, day, hour, minute, second)
+
+
+_TIMES: tuple[Callable[[str], datetime], ...] = (
+    datetime.fromisoformat,
+    _read_short,
+    lambda text: datetime.strptime(text, "%a %b %d %H:%M:%S %Y"),
+    lambda text: datetime.strptime(text, "%a %b %d %H:%M:%S.%f %Y"),
+)
+
+
 @lru_cache(maxsize=1024)  # lines that follow each other often have the same second
 def read_time(text: str) -> datetime | None:
     """The time that a timestamp of a header tells, in UTC; None where it is none or leaves the year out."""
     plain = text.strip().replace(",", ".").replace("/", "-")
-    for form in (None, "%y-%m-%d %H:%M:%S", "%y%m%d %H%M%S", "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S.%f %Y"):
+    for read in _TIMES:
         try:
-            found = datetime.fromisoformat(plain) if form is None else datetime.strptime(plain, form)
+            found = read(plain)
         except ValueError:
             continue
         try:

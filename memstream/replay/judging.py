@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memstream.replay.alerts import Decision, Incident, Mark, Reason
@@ -120,14 +121,14 @@ class Judge:
                 found.setdefault(item.template.id, (item.template, item.line.message))
         return list(found.values())
 
-    def judge(self, pending: Pending, surprise: float | None) -> tuple[Record, list[Alert]]:
-        """Judges one line, in order."""
+    def judge(self, pending: Pending, surprise: float | None) -> tuple[Callable[[], Record], list[Alert]]:
+        """Judges one line, in order. Returns what makes its record, for those who want one, and its alerts."""
         line, template = pending.line, pending.template
         self._counts["truncated"] += line.truncated
         self._counts["decode_errors"] += line.decode_errors
         if template is None:
             self._counts["empty"] += line.n_lines
-            return _record(pending, None, None, None, "quiet", None), []
+            return partial(_record, pending, None, None, None, "quiet", None), []
         self._counts["scored" if pending.reading is not None else "counted"] += min(1, line.n_lines)
         self._counts["joined"] += max(0, line.n_lines - 1)
         assert template.meaning is not None
@@ -143,7 +144,7 @@ class Judge:
             alerts.append(self._alert(pending, scores, incident, threshold))
         if self._config.rates:
             alerts += self._watch(pending, template)
-        return _record(pending, scores, score, threshold, verdict, incident), alerts
+        return partial(_record, pending, scores, score, threshold, verdict, incident), alerts
 
     def _watch(self, pending: Pending, template: Template) -> list[Alert]:
         """Counts the line's template; tells of those whose rate changed."""

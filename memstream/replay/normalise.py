@@ -20,13 +20,16 @@ _BAD_BYTES, _BAD_SHARE = 4, 0.1  # undecodable bytes of a line, beyond which and
 _KEEP = 0.95  # share of the latest lines that were no text: how much an older line weighs
 
 _VARIABLE = re.compile(
-    r"""(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.])     # IPv4 address, with a port
-    | \b0[xX][0-9a-fA-F]+                                       # hexadecimal, marked
-    | \b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b                  # MAC address
-    | \b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b  # UUID
-    | \b(?=[0-9]*[a-fA-F])(?:[0-9a-f]{8,}|[0-9A-F]{8,})\b       # hexadecimal, long
-    | \d+(?:[.,]\d+)*                                           # number, also inside a word
-    """,
+    r"""(?=[\da-fA-F])(?:                                           # other characters are passed by quickly
+        (?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.])         # IPv4 address, with a port
+      | \b(?:
+            0[xX][0-9a-fA-F]+                                       # hexadecimal, marked
+          | (?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b                  # MAC address
+          | [0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b  # UUID
+          | (?=[0-9]*[a-fA-F])(?:[0-9a-f]{8,}|[0-9A-F]{8,})\b       # hexadecimal, long
+        )
+      | \d+(?:[.,]\d+)*                                            # number, also inside a word
+    )""",
     re.VERBOSE,
 )
 

@@ -274,7 +274,8 @@ class Replay:
         for pending in done:
             surprise = next(surprises) if pending.reading is not None else None
             record, alerts = self._judge.judge(pending, surprise)
-            self._told(record)
+            if self._records is not None or self._sinks:
+                self._told(record())
             for alert in alerts:
                 yield self._told(alert)
         if done and self._on_progress:

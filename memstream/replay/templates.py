@@ -32,6 +32,7 @@ class Template:
         path: the way to it through the tree.
         n_lines: how many lines were of it, those before it was dropped and came back included.
         meaning: how much its first line reads like a failure; None until that was worked out.
+        text: the words, for people.
     """
 
     id: int
@@ -39,11 +40,20 @@ class Template:
     path: tuple[int | str, ...]
     n_lines: int = 1
     meaning: float | None = None
+    text: str = field(init=False)
 
-    @property
-    def text(self) -> str:
-        """The template, for people."""
-        return " ".join(self.words)
+    def __post_init__(self) -> None:
+        self.text = " ".join(self.words)
+
+    def widen(self, words: list[str]) -> bool:
+        """Masks the words in which another line differs; returns whether there were any."""
+        if self.words == words:
+            return False
+        joined = [a if a == b else MASK for a, b in zip(self.words, words, strict=True)]
+        changed = joined != self.words
+        if changed:
+            self.words, self.text = joined, " ".join(joined)
+        return changed
 
 
 @dataclass(slots=True)
@@ -95,11 +105,7 @@ class TemplateMiner:
         else:
             template = _most_similar(node.templates, words)
             if template is not None:
-                changed = template.words != words
-                if changed:
-                    joined = [a if a == b else MASK for a, b in zip(template.words, words, strict=True)]
-                    changed = joined != template.words
-                    template.words = joined
+                changed = template.widen(words)
                 self._by_use.move_to_end(template.id)
                 node.templates.remove(template)
                 node.templates.append(template)

@@ -5,8 +5,7 @@
 Chronological, no training, no label seen: BGL's label is dropped by the reader, HDFS's labels are in another file. One
 configuration for both. The floors are computed in the same run from the same lines: severity, a word, how rare a
 template has been so far (online), unigram. Blocks of HDFS: the log-mean-exp of their lines' scores, so that the
-length of a block takes no part. ``--drain PYTHON`` names an interpreter with drain3, timed beside our miner. Reading
-HDFS needs pyarrow.
+length of a block takes no part. ``--drain PYTHON`` names an interpreter with drain3, timed beside our miner.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import psutil
+import pyarrow.parquet as parquet
 from common import Results, data_file, say
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score
@@ -102,8 +101,6 @@ def read_bgl(path: Path) -> tuple[Log, list[str]]:
 
 def read_hdfs(events: Path, sequences: Path, folder: Path) -> Log:
     """HDFS: written out as the raw lines it was parsed from; blocks are labelled."""
-    import pyarrow.parquet as parquet
-
     rows = parquet.read_table(events).to_pylist()
     path = folder / "hdfs.log"
     with path.open("w", encoding="utf-8") as file:
@@ -383,9 +380,7 @@ def main(
                 bench_speed(results, "bgl", bgl, options, everything=not skip_all)
         events = data_file(data, "hdfs_events_2percent.parquet")
         sequences = data_file(data, "hdfs_seqs_2percent.parquet")
-        if events and sequences and find_spec("pyarrow") is None:
-            say("left out: HDFS; install pyarrow to read it")
-        elif events and sequences:
+        if events and sequences:
             hdfs = read_hdfs(events, sequences, Path(folder))
             bench_miner(results, hdfs, drain)
             bench_quality(results, "hdfs", hdfs, options)
