@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from memstream.kernels.rebase.reference import rotate
-
 
 def segment_attention(
     query: Tensor,
@@ -34,20 +32,20 @@ def segment_attention(
     batch, heads, n, dim = query.shape
     if out is None:
         out = torch.empty(batch, n, heads, dim, dtype=query.dtype, device=query.device)
+    scaled = query.float() * scaling
+    partners = scaled.index_select(-1, partner)
     for alike, row, position, own in _alike(rows.tolist(), positions.tolist(), parts.tolist()):
-        asking = query[alike]
-        turned: dict[int, Tensor] = {0: asking}
+        turned = {0: scaled[alike]}
         for p, (_, length, _, shift) in enumerate(own):
-            if length and shift not in turned:
-                turned[shift] = rotate(asking, cos[alike.start, p], sin[alike.start, p], partner)
-        stored = slice(row, row + len(asking))
+            if length and shift not in turned:  # see ``rebase.rotate``
+                turned[shift] = torch.addcmul(turned[0] * cos[alike.start, p], partners[alike], sin[alike.start, p])
+        stored = slice(row, row + len(turned[0]))
         attended = _attend(
             turned,
             (keys[stored], None if key_scales is None else key_scales[stored]),
             (values[stored], None if value_scales is None else value_scales[stored]),
-            own,
+            [part for part in own if part[1]],
             position=position,
-            scaling=scaling,
             width=width,
             softcap=softcap,
             sink_logits=sink_logits,
@@ -82,27 +80,26 @@ def _attend(
     parts: Sequence[Sequence[int]],
     *,
     position: int,
-    scaling: float,
     width: int | None,
     softcap: float | None,
     sink_logits: Tensor | None,
 ) -> Tensor:
-    """Rows that are alike: queries [G, H, n, D] by shift, keys and values [G, K, C, D] with scales [G, K, C].
+    """Rows that are alike: scaled queries [G, H, n, D] by shift, keys and values [G, K, C, D] with scales [G, K, C].
 
     Returns [G, H, n, D] float32.
     """
     rows, heads, n, dim = turned[0].shape
     device, kv_heads = turned[0].device, keys[0].shape[1]
     grouped = heads // kv_heads * n  # grouped heads share their keys: they become rows of one product
-    queries = {shift: (q.float() * scaling).reshape(rows * kv_heads, grouped, dim) for shift, q in turned.items()}
     scores, seen = [], []
     for slot, length, first, shift in parts:
         nearest, farthest = position + shift - (first + length - 1), position + n - 1 + shift - first
-        if not length or (width is not None and nearest >= width):
+        if width is not None and nearest >= width:
             continue
         run = slice(slot, slot + length)
         seen.append(run)
-        score = torch.bmm(queries[shift], keys[0][:, :, run].flatten(0, 1).float().transpose(1, 2))
+        queries = turned[shift].reshape(rows * kv_heads, grouped, dim)
+        score = torch.bmm(queries, keys[0][:, :, run].flatten(0, 1).float().transpose(1, 2))
         if keys[1] is not None:
             score *= keys[1][:, :, run].flatten(0, 1)[:, None].float()
         if softcap is not None:
@@ -117,13 +114,14 @@ def _attend(
         extra = sink_logits.float().view(kv_heads, -1, 1).expand(rows, kv_heads, -1, n)
         scores.append(extra.reshape(rows * kv_heads, grouped, 1))
     weights = torch.softmax(torch.cat(scores, dim=-1) if len(scores) > 1 else scores[0], dim=-1)
-    out = torch.zeros(rows * kv_heads, grouped, dim, dtype=torch.float32, device=device)
+    out: Tensor | None = None
     done = 0
     for run in seen:
-        length = run.stop - run.start
-        weight = weights[..., done : done + length]
+        weight = weights[..., done : done + run.stop - run.start]
+        done += run.stop - run.start
         if values[1] is not None:
             weight = weight * values[1][:, :, run].flatten(0, 1)[:, None].float()
-        out.baddbmm_(weight, values[0][:, :, run].flatten(0, 1).float())
-        done += length
+        value = values[0][:, :, run].flatten(0, 1).float()
+        out = torch.bmm(weight, value) if out is None else out.baddbmm_(weight, value)
+    assert out is not None, "a token sees at least itself"
     return out.view(rows, heads, n, dim)

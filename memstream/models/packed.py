@@ -7,6 +7,7 @@ natively, else in float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ LEVELS = 16
 BLOCKS = "blocks.safetensors"
 _OFF_GRID = 1e-3  # of a step
 _CANDIDATES = (1, 2, 3)  # the smallest gap between two weights of a group is so many steps
+
+_SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # as the families of transformers name them
 
 Bits = Literal[4, 8]
 
@@ -91,6 +94,12 @@ class Blocks:
         levels = ((grouped - low[..., None]) / step.clamp(min=1e-30)[..., None]).round().clamp(0, LEVELS - 1)
         return cls(levels.to(torch.uint8).flatten(-2), step, low)
 
+    @classmethod
+    def joined(cls, several: Sequence[Blocks]) -> Blocks:
+        """The blocks of weights that are put on top of each other."""
+        levels, step, low = zip(*((blocks.levels, blocks.step, blocks.low) for blocks in several), strict=True)
+        return cls(torch.cat(levels), torch.cat(step), torch.cat(low))
+
     def tensors(self, name: str) -> dict[str, Tensor]:
         """As they are kept in a file: two levels a byte."""
         low, high = self.levels.view(len(self.levels), -1, 2).unbind(-1)
@@ -110,31 +119,33 @@ def packs_in_four_bits(weight: Tensor) -> bool:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weights are held twice: packed for few rows, wide for many.
+    """A linear layer, or several of one input, whose weights are held twice: packed for few rows, wide for many.
 
     Args:
-        layer: whose weights are taken.
+        layers: whose weights are taken; several are computed as one, their outputs side by side.
         bits: of the packed form; shapes that four bits cannot take are held in eight.
-        blocks: the four-bit form, where it is known.
+        blocks: the four-bit form of each layer, where it is known.
     """
 
     weight: Tensor
     packed: Tensor
     scales: Tensor
 
-    def __init__(self, layer: nn.Linear, bits: Bits, blocks: Blocks | None = None) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], bits: Bits, blocks: Sequence[Blocks | None] = (None,)) -> None:
         super().__init__()
-        weight = layer.weight.detach()
+        weights = [layer.weight.detach() for layer in layers]
+        weight = torch.cat(weights)
         self.bits: Bits = 4 if bits == 4 and packs_in_four_bits(weight) else 8
         if self.bits == 4:
-            packed, scales = _four_bits(blocks or Blocks.rounded(weight))
+            known = [b or Blocks.rounded(w) for b, w in zip(blocks, weights, strict=True)]
+            packed, scales = _four_bits(Blocks.joined(known))
         else:
             packed, scales = _eight_bits(weight)
         self.few_rows = few_rows()
         self.register_buffer("packed", packed)
         self.register_buffer("scales", scales)
         self.register_buffer("weight", weight.bfloat16() if multiplies_bfloat16() else weight.float())
-        self.bias = layer.bias
+        self.bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] to [..., N], of the same type."""
@@ -147,6 +158,41 @@ class PackedLinear(nn.Module):
             out = torch._weight_int8pack_mm(rows.bfloat16(), self.packed, self.scales)
         out = out.to(x.dtype).view(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
+
+
+class Siblings:
+    """Linear layers that are asked for the same input one after the other: whoever is first has all computed."""
+
+    def __init__(self, product: PackedLinear, sizes: Sequence[int]) -> None:
+        self.product = product
+        self.parts = [_Part(self, number) for number in range(len(sizes))]
+        self._sizes = list(sizes)
+        self._input: Tensor | None = None
+        self._left: dict[int, Tensor] = {}  # outputs that were not asked for yet
+
+    def take(self, number: int, x: Tensor) -> Tensor:
+        """The output of one layer; it is kept until it was asked for once."""
+        if x is not self._input or number not in self._left:
+            self._input = x
+            self._left = dict(enumerate(self.product(x).split(self._sizes, dim=-1)))
+        found = self._left.pop(number)
+        if not self._left:
+            self._input = None
+        return found
+
+
+class _Part(nn.Module):
+    """One of several siblings, in the place of its layer."""
+
+    def __init__(self, siblings: Siblings, number: int) -> None:
+        super().__init__()
+        if number == 0:
+            self.product = siblings.product  # so that it is found in the model, once
+        self._siblings, self._number = siblings, number
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] to [..., N]."""
+        return self._siblings.take(self._number, x)
 
 
 def _four_bits(blocks: Blocks) -> tuple[Tensor, Tensor]:
@@ -177,10 +223,28 @@ def pack(model: Any, bits: Bits, folder: Path | None = None) -> None:
     path = None if folder is None or bits == 8 else folder / BLOCKS
     known = load_file(path) if path is not None and path.is_file() else {}
     output = model.get_output_embeddings()
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    for name, layer in layers:
-        blocks = Blocks.of_tensors(known, name) if f"{name}.levels" in known else None
-        model.set_submodule(name, PackedLinear(layer, 8 if layer is output else bits, blocks))
+    for names in _families(model):
+        layers = [model.get_submodule(name) for name in names]
+        blocks = [Blocks.of_tensors(known, name) if f"{name}.levels" in known else None for name in names]
+        product = PackedLinear(layers, 8 if layers[0] is output else bits, blocks)
+        parts = [product] if len(names) == 1 else Siblings(product, [len(layer.weight) for layer in layers]).parts
+        for name, part in zip(names, parts, strict=True):
+            model.set_submodule(name, part)
+
+
+def _families(model: Any) -> list[list[str]]:
+    """The names of all linear layers, those together that a forward hands the same input."""
+    names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    families: list[list[str]] = []
+    for name in names:
+        parent, _, own = name.rpartition(".")
+        group = next((group for group in _SAME_INPUT if own in group), ())
+        same = [f"{parent}.{other}" for other in group if f"{parent}.{other}" in names]
+        if len({model.get_submodule(other).bias is None for other in same}) > 1:
+            same = []
+        if not same or name == same[0]:
+            families.append(same or [name])
+    return families
 
 
 def save_blocks(model: Any, folder: Path) -> bool:

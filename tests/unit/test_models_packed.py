@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from memstream.models import packed
-from memstream.models.packed import GROUP, Blocks, PackedLinear, pack, save_blocks
+from memstream.models.packed import GROUP, Blocks, PackedLinear, Siblings, pack, save_blocks
 from tests.integration.families import tiny_model
 
 N, K = 48, 96
@@ -83,7 +83,7 @@ def test_a_product_is_that_of_the_rounded_weights(bits: packed.Bits, rows: int, 
     layer = nn.Linear(K, N, bias=bias).requires_grad_(False)
     layer.weight.copy_(wide(*blocks_of("q4_1")))
     x = torch.randn(3, rows, K)[:1]
-    got = PackedLinear(layer, bits)(x)
+    got = PackedLinear([layer], bits)(x)
     assert got.shape == (1, rows, N)
     assert got.dtype == torch.float32
     # bfloat16 keeps 8 bits of each factor and of the sum; eight-bit weights add half a 127th of a row's largest
@@ -97,7 +97,7 @@ def test_a_product_is_that_of_the_rounded_weights(bits: packed.Bits, rows: int, 
 
 def test_a_shape_that_four_bits_cannot_take_is_held_in_eight() -> None:
     for shape in ((K, 24), (40, N)):
-        layer = PackedLinear(nn.Linear(*shape).requires_grad_(False), 4)
+        layer = PackedLinear([nn.Linear(*shape).requires_grad_(False)], 4)
         assert layer.bits == 8
         assert layer(torch.randn(1, shape[0])).shape == (1, shape[1])
 
@@ -131,11 +131,11 @@ def test_blocks_are_kept_in_a_file_and_taken_from_it(tmp_path: Path) -> None:
     taken, rounded = model(), model()
     pack(taken, 4, tmp_path)
     pack(rounded, 4)
-    layer = taken.model.layers[0].mlp.up_proj
-    found = Blocks.found(model().model.layers[0].mlp.up_proj.weight.data)
+    layer = taken.model.layers[0].mlp.down_proj
+    found = Blocks.found(model().model.layers[0].mlp.down_proj.weight.data)
     assert found is not None
-    assert torch.equal(layer.packed, PackedLinear(model().model.layers[0].mlp.up_proj, 4, found).packed)
-    assert not torch.equal(layer.scales, rounded.model.layers[0].mlp.up_proj.scales)
+    assert torch.equal(layer.packed, PackedLinear([model().model.layers[0].mlp.down_proj], 4, [found]).packed)
+    assert not torch.equal(layer.scales, rounded.model.layers[0].mlp.down_proj.scales)
 
 
 def _on_a_grid(weight: Tensor) -> Tensor:
@@ -149,3 +149,32 @@ def _on_a_grid(weight: Tensor) -> Tensor:
 def test_a_model_of_other_weights_leaves_no_file(tmp_path: Path) -> None:
     assert not save_blocks(tiny_model("llama"), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("bias", [False, True])
+def test_siblings_compute_once_what_each_would_alone(bits: packed.Bits, rows: int, bias: bool) -> None:
+    layers = [nn.Linear(K, n, bias=bias).requires_grad_(False) for n in (48, 16, 32)]
+    product = PackedLinear(layers, bits, [None] * 3)
+    siblings = Siblings(product, [48, 16, 32])
+    inputs: list[Tensor] = []
+    product.register_forward_hook(lambda module, args, output: inputs.append(args[0]))
+    one, other = torch.randn(2, 1, rows, K)
+    for x in (one, other, one):
+        for layer, part in zip(layers, siblings.parts, strict=True):
+            alone = PackedLinear([layer], bits, [None])(x)
+            torch.testing.assert_close(part(x), alone, rtol=0, atol=1e-5)
+    assert [any(x is given for given in (one, other)) for x in inputs] == [True] * 3
+    siblings.parts[0](one)
+    torch.testing.assert_close(siblings.parts[1](other), PackedLinear([layers[1]], bits, [None])(other))
+    torch.testing.assert_close(siblings.parts[1](other), PackedLinear([layers[1]], bits, [None])(other))
+
+
+def test_siblings_of_a_model_share_a_product() -> None:
+    model = tiny_model("qwen2")
+    n_layers = model.config.num_hidden_layers
+    before = sum(isinstance(layer, nn.Linear) for layer in model.modules())
+    pack(model, 4)
+    assert before == 7 * n_layers + 1
+    assert sum(isinstance(layer, PackedLinear) for layer in model.modules()) == 4 * n_layers + 1
