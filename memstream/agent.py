@@ -42,7 +42,7 @@ from memstream.memory import (
     Summarizer,
 )
 from memstream.model_summarizer import ModelSummarizer
-from memstream.models import DEFAULT_MODEL, fingerprint_of, load_model
+from memstream.models import DEFAULT_MODEL, LoadedModel, fingerprint_of, load_model
 from memstream.report import Added, AddedDocuments, Clock, ForgetReceipt, Recalled, Reply, Usage
 from memstream.residents import Residents
 from memstream.session import Call, Session
@@ -59,9 +59,9 @@ class Agent:
     """A model, a store and a fixed cache: one object to talk to.
 
     Args:
-        model: an alias, a Hugging Face id, a local folder or a .gguf file; or a loaded ``transformers`` model, which
-            from then on is used through this agent only.
-        tokenizer: of a loaded model.
+        model: an alias, a Hugging Face id, a local folder or a .gguf file; or what ``load_model`` returned, or a
+            loaded ``transformers`` model, which from then on is used through this agent only.
+        tokenizer: of a loaded ``transformers`` model.
         system: the system text, pinned for the whole conversation.
         store: an SQLAlchemy URL or a path; None: ``$MEMSTREAM_HOME/memstream.db``; ``"memory"`` keeps nothing.
         namespace: memories of different namespaces never meet.
@@ -120,16 +120,17 @@ class Agent:
         if not callable(summarizer) and summarizer not in get_args(SummarizerChoice):
             raise ConfigError(f"summarizer is {summarizer!r}; allowed: 'extractive', 'model', or a function of turns")
         if isinstance(model, (str, os.PathLike)):
-            loaded = load_model(
+            model = load_model(
                 os.fspath(model), device=device, weights=weights, revision=revision, trust_remote_code=trust_remote_code
             )
-            model, tokenizer, fingerprint = loaded.model, loaded.tokenizer, loaded.fingerprint
-        elif tokenizer is None:
-            raise ConfigError("Agent(model=...) was given a loaded model; give its tokenizer=... too")
         elif weights != "auto":
             raise ConfigError(
                 f"weights is {weights!r}, but the model is loaded already; give its name, or leave it out"
             )
+        if isinstance(model, LoadedModel):
+            model, tokenizer, fingerprint = model.model, model.tokenizer, model.fingerprint
+        elif tokenizer is None:
+            raise ConfigError("Agent(model=...) was given a loaded model; give its tokenizer=... too")
         else:
             fingerprint = fingerprint_of(model, tokenizer)
         self._template = ChatTemplate(tokenizer, chat_template=chat_template, eos_ids=eos_ids_of(model))

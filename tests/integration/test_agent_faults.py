@@ -14,6 +14,7 @@ import pytest
 from memstream import Agent, CacheConfig, GenerationConfig, RecallConfig
 from memstream.errors import BusyError, ConfigError
 from memstream.memory import Memory, Scope, SqlStore, handle
+from memstream.models import load_model
 from tests.integration import tiny
 
 CACHE = CacheConfig(cache_tokens=512, memory_tokens=192, evict_tokens=16, chunk_tokens=16)
@@ -252,3 +253,12 @@ def test_a_loaded_model_cannot_be_given_another_form_of_weights(tmp_path: Path) 
     with pytest.raises(ConfigError, match="loaded already"):
         Agent(model=tiny.model(), tokenizer=tiny.tokenizer(), store=store, weights="int4")
     assert not store.exists()
+
+
+def test_what_load_model_returned_is_a_model(model_folder: Path, tmp_path: Path) -> None:
+    loaded = load_model(str(model_folder), device="cpu")
+    settings: dict[str, Any] = {"cache": tiny.CACHE, "generation": tiny.SHORT, "embedder": tiny.WordEmbedder()}
+    with Agent(model=loaded, store=tmp_path / "a.db", **settings) as agent:
+        said = agent.chat("hello").text
+    with Agent(model=str(model_folder), store=tmp_path / "b.db", device="cpu", **settings) as agent:
+        assert agent.chat("hello").text == said
