@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from types import FrameType
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -87,33 +90,98 @@ def command(
     }
     if model is not None:
         settings["model"] = model
-    note = _note if sys.stderr.isatty() else _quiet
-    note("loading the model ...")
-    from memstream.agent import Agent
+    with contextlib.ExitStack() as stack:
 
-    with Agent(**settings) as agent, agent.session(user=user, name=name) as session:
-        screen = _Shown(session, show_memory=show_memory, as_lines=as_lines)
+        def open_session() -> Session:
+            from memstream.agent import Agent
+
+            agent = stack.enter_context(Agent(**settings))
+            return stack.enter_context(agent.session(user=user, name=name))
+
+        opening = _Opening(open_session)
+        screen = _Shown(show_memory=show_memory, as_lines=as_lines)
         if message is not None:
-            screen.turn(message)
+            screen.turn(opening.session(), message)
             return 0
-        note("say something; /help lists commands")
-        with contextlib.suppress(KeyboardInterrupt) if sys.stdin.isatty() else contextlib.nullcontext():
-            failed = _converse(session, screen)
-            return int(failed and not sys.stdin.isatty())
+        if not sys.stdin.isatty():
+            session = opening.session()
+            return int(_converse(lambda: session, screen, (line.rstrip("\n") for line in sys.stdin)))
+        _note("say something; /help lists commands")
+        opening.begin()
+        with contextlib.suppress(KeyboardInterrupt):
+            _converse(opening.session, screen, _typed(opening))
+        opening.leave()
     return 0
 
 
-def _converse(session: Session, screen: _Shown) -> bool:
+class _Opening:
+    """The session, opened in a thread of its own while somebody types the first line, or now."""
+
+    def __init__(self, open_session: Callable[[], Session]) -> None:
+        self._open = open_session
+        self._future: Future[Session] = Future()
+        self._begun = self._at_prompt = False
+
+    @property
+    def failed(self) -> bool:
+        """True where it was tried in vain; ``session`` tells why."""
+        return self._future.done() and self._future.exception() is not None
+
+    def begin(self) -> None:
+        """Begins to open it."""
+        self._begun = True
+        threading.Thread(target=self._run, name="opening", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._open())
+        except BaseException as error:  # told by ``session``  # noqa: BLE001
+            self._future.set_exception(error)
+            if self._at_prompt:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def session(self) -> Session:
+        """Waits until it is open.
+
+        Raises:
+            MemstreamError: it cannot be opened.
+        """
+        if not self._future.done() and sys.stderr.isatty():
+            _note("loading the model ...")
+        if not self._begun:
+            self._begun = True
+            self._future.set_result(self._open())
+        return self._future.result()
+
+    @contextlib.contextmanager
+    def prompting(self) -> Iterator[None]:
+        """While somebody is asked for a line, a failure to open interrupts."""
+        self._at_prompt = True
+        try:
+            yield
+        finally:
+            self._at_prompt = False
+
+    def leave(self) -> None:
+        """Ends the process where nothing was opened yet: nothing was said, so there is nothing to close."""
+        if not self._future.done():
+            sys.stdout.flush()
+            os._exit(0)
+        self._future.result()
+
+
+def _converse(session: Callable[[], Session], screen: _Shown, lines: Iterable[str]) -> bool:
     """Lives a turn for every line, until there are no more; returns whether one failed."""
     failed = False
-    for line in _lines():
+    for line in lines:
         if line == "/quit":
             break
         if line.startswith("/"):
-            _command(session, line)
+            _command(session(), line)
         elif line.strip():
+            opened = session()
             try:
-                screen.turn(line)
+                screen.turn(opened, line)
             except MemstreamError as error:  # the conversation is as it was; go on
                 click.echo(f"error: {error}", err=True)
                 failed = True
@@ -123,18 +191,17 @@ def _converse(session: Session, screen: _Shown) -> bool:
 class _Shown:
     """Lives turns in front of the user."""
 
-    def __init__(self, session: Session, *, show_memory: bool, as_lines: bool) -> None:
-        self._session = session
+    def __init__(self, *, show_memory: bool, as_lines: bool) -> None:
         self._show_memory = show_memory
         self._as_lines = as_lines
 
-    def turn(self, text: str) -> None:
-        with _interruptible(self._session):
-            for piece in self._session.stream(text):
+    def turn(self, session: Session, text: str) -> None:
+        with _interruptible(session):
+            for piece in session.stream(text):
                 if not self._as_lines:
                     sys.stdout.write(shown(piece))
                     sys.stdout.flush()
-        reply = self._session.last
+        reply = session.last
         assert reply is not None
         if self._as_lines:
             click.echo(json.dumps(as_json(reply), ensure_ascii=False))
@@ -192,17 +259,15 @@ def _command(session: Session, line: str) -> None:
         click.echo(f"error: {error}", err=True)
 
 
-def _lines() -> Iterator[str]:
-    """Lines from a prompt, or from a pipe; Ctrl-C twice at the prompt leaves."""
-    if not sys.stdin.isatty():
-        yield from (line.rstrip("\n") for line in sys.stdin)
-        return
+def _typed(opening: _Opening) -> Iterator[str]:
+    """Lines from a prompt; Ctrl-C twice at the prompt leaves."""
     import readline  # noqa: F401  (line editing at the prompt)
 
     warned = False
-    while True:
+    while not opening.failed:
         try:
-            line = input("> ")
+            with opening.prompting():
+                line = input("> ")
         except EOFError:
             click.echo()
             return
@@ -210,7 +275,8 @@ def _lines() -> Iterator[str]:
             click.echo()
             if warned:
                 return
-            click.echo("(Ctrl-C again leaves)", err=True)
+            if not opening.failed:
+                click.echo("(Ctrl-C again leaves)", err=True)
             warned = True
             continue
         warned = False
@@ -239,7 +305,3 @@ def _interruptible(session: Session) -> Iterator[None]:
 
 def _note(text: str) -> None:
     click.secho(text, dim=True, err=True)
-
-
-def _quiet(text: str) -> None:
-    """Says nothing: stderr is not a terminal."""

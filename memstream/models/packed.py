@@ -121,37 +121,46 @@ def packs_in_four_bits(weight: Tensor) -> bool:
 class PackedLinear(nn.Module):
     """A linear layer, or several of one input, whose weights are held twice: packed for few rows, wide for many.
 
+    Packed weights of several layers are one; the wide ones stay where they are, in a file that is mapped perhaps.
+
     Args:
         layers: whose weights are taken; several are computed as one, their outputs side by side.
         bits: of the packed form; shapes that four bits cannot take are held in eight.
         blocks: the four-bit form of each layer, where it is known.
     """
 
-    weight: Tensor
     packed: Tensor
     scales: Tensor
 
     def __init__(self, layers: Sequence[nn.Linear], bits: Bits, blocks: Sequence[Blocks | None] = (None,)) -> None:
         super().__init__()
         weights = [layer.weight.detach() for layer in layers]
-        weight = torch.cat(weights)
-        self.bits: Bits = 4 if bits == 4 and packs_in_four_bits(weight) else 8
+        self.bits: Bits = 4 if bits == 4 and all(map(packs_in_four_bits, weights)) else 8
         if self.bits == 4:
             known = [b or Blocks.rounded(w) for b, w in zip(blocks, weights, strict=True)]
             packed, scales = _four_bits(Blocks.joined(known))
         else:
-            packed, scales = _eight_bits(weight)
+            packed, scales = map(torch.cat, zip(*map(_eight_bits, weights), strict=True))
         self.few_rows = few_rows()
         self.register_buffer("packed", packed)
         self.register_buffer("scales", scales)
-        self.register_buffer("weight", weight.bfloat16() if multiplies_bfloat16() else weight.float())
+        wide = torch.bfloat16 if multiplies_bfloat16() else torch.float32
+        self._wide = [weight.to(wide) for weight in weights]
         self.bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+
+    @property
+    def weight(self) -> Tensor:
+        """The wide form of a single layer."""
+        (weight,) = self._wide
+        return weight
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] to [..., N], of the same type."""
         rows = x.reshape(-1, x.shape[-1])
         if len(rows) > self.few_rows:
-            out = linear(rows.to(self.weight.dtype), self.weight)
+            given = rows.to(self._wide[0].dtype)
+            products = [linear(given, weight) for weight in self._wide]
+            out = products[0] if len(products) == 1 else torch.cat(products, dim=-1)
         elif self.bits == 4:
             out = torch._weight_int4pack_mm_for_cpu(rows.bfloat16(), self.packed, GROUP, self.scales)
         else:

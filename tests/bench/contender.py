@@ -137,7 +137,12 @@ def llama_cpp(options: argparse.Namespace, ids: list[int]) -> Measured:
     yield timed(lambda: model.eval(ids[: options.history]))
     for token in ids[options.history :]:
         yield timed(lambda token=token: (model.eval([token]), model.sample(temp=0.0)))  # type: ignore[misc]
-    yield 0
+    kind = model.metadata["general.architecture"]
+    layers, heads, kv_heads, width = (
+        int(model.metadata[f"{kind}.{name}"])
+        for name in ("block_count", "attention.head_count", "attention.head_count_kv", "embedding_length")
+    )
+    yield 2 * 2 * model.n_ctx() * layers * width // heads * kv_heads  # keys and values in 16 bits
 
 
 KINDS = {

@@ -37,6 +37,8 @@ MODEL = "smollm2-135m"
 PROSE = "mobydick.txt"
 TESTS = ("tests/unit/test_models_packed.py", "tests/integration/test_oracles.py")
 ROUNDS = 3
+HISTORIES = (250, 1000, 2000, 4000, 8000)
+MOST_ONE_BY_ONE = 2000  # history of those who read it one token at a time
 PEERS = {
     "attention_sinks": ("torch==2.13.0", "numpy<2", "transformers==4.33.0", "attention-sinks==0.4.0", "accelerate"),
     "streaming_llm": ("torch==2.13.0", "numpy<2", "transformers==4.33.0"),
@@ -56,6 +58,7 @@ class Contender:
     tokens: int = 64
     token_ms: list[float] = field(default_factory=list)
     prefill: list[float] = field(default_factory=list)
+    cache_bytes: list[int] = field(default_factory=list)
 
 
 class Races:
@@ -66,15 +69,16 @@ class Races:
         self._peers, self._checkout = peers, checkout
         self.missing: dict[str, str] = {}
 
-    def run(self, case: str, contenders: Sequence[Contender]) -> dict[str, Contender]:
+    def run(self, case: str, contenders: Sequence[Contender], *, rounds: int = ROUNDS) -> dict[str, Contender]:
         """Those that could be measured, by name."""
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for contender in contenders:
                 if contender.name not in self.missing:
                     self._measure(contender)
         measured = {c.name: c for c in contenders if c.token_ms}
         for c in measured.values():
             settings = {"history": c.history, "cache": c.cache, "threads": self._threads, "rounds": c.token_ms}
+            settings["cache_bytes"] = c.cache_bytes[-1]
             self._results.add(case, f"{c.name}_ms_per_token", statistics.median(c.token_ms), "ms", **settings)
             if c.prefill:
                 self._results.add(case, f"{c.name}_prefill", statistics.median(c.prefill), "tokens/s", **settings)
@@ -108,6 +112,7 @@ class Races:
             return
         found = json.loads(done.stdout.strip().splitlines()[-1])
         contender.token_ms.append(statistics.median(found["token_ms"]))
+        contender.cache_bytes.append(found["cache_bytes"])
         if found["prefill_tokens_per_s"]:
             contender.prefill.append(found["prefill_tokens_per_s"])
         say(f"  {contender.name}: {contender.token_ms[-1]:.1f} ms a token")
@@ -166,6 +171,43 @@ def race(results: Results, races: Races, peers: dict[str, Path]) -> None:
     races.ratio("decode", "vs_recompute", found.get("recompute"), found.get("memstream"))
     races.ratio("decode", "vs_streaming_llm", found.get("streaming_llm"), found.get("memstream"))
     races.ratio("decode", "vs_attention_sinks", found.get("attention_sinks"), found.get("memstream"))
+
+
+def curve(races: Races, peers: dict[str, Path], picture: Path) -> None:
+    """Milliseconds a token and bytes of the cache against the length of the history, drawn."""
+    lines: dict[str, list[Contender]] = {}
+    for history in HISTORIES:
+        contenders = [
+            Contender("memstream", "memstream", "int4", history, 1024, 16),
+            Contender("dense", "transformers", "float32", history, history, 16),
+            Contender("recompute", "recompute", "float32", history, 1024, 3),
+        ]
+        if "llama_cpp" in peers:
+            contenders.append(Contender("llama_cpp", "llama_cpp", "Q4_1", history, history + 64, 16))
+        if history <= MOST_ONE_BY_ONE:
+            singles = [kind for kind in PEERS if kind in peers and kind != "llama_cpp"]
+            contenders += [Contender(kind, kind, "float32", history, 1024, 16) for kind in singles]
+        for name, found in races.run(f"curve_{history}", contenders, rounds=1).items():
+            lines.setdefault(name, []).append(found)
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for name, points in lines.items():
+        histories = [point.history for point in points]
+        axes[0].plot(histories, [point.token_ms[-1] for point in points], marker="o", label=name)
+        axes[1].plot(histories, [point.cache_bytes[-1] / 2**20 for point in points], marker="o", label=name)
+    axes[0].set(yscale="log", ylabel="milliseconds a token, median")
+    axes[1].set(ylabel="MiB of keys and values")
+    for axis in axes:
+        axis.set_xlabel("tokens of history")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(picture, dpi=120)
+    say(f"picture: {picture}")
 
 
 def flat(results: Results, ids: list[int], n_tokens: int) -> None:
@@ -262,6 +304,7 @@ def _chat() -> Iterator[Any]:
 @click.option("--envs", type=click.Path(path_type=Path), help="Where environments are; default $MEMSTREAM_HOME/peers.")
 @click.option("--flat-tokens", default=100_000, show_default=True, help="Length of the long stream; 0 leaves it out.")
 @click.option("--quality-tokens", default=20_000, show_default=True, help="Length of the text; 0 leaves it out.")
+@click.option("--skip-curve", is_flag=True, help="Leave out the picture of time and bytes against history.")
 @click.option("--skip-tests", is_flag=True, help="Measure even where the tests were not run; noted in the output.")
 def main(
     data: Path | None,
@@ -272,6 +315,7 @@ def main(
     envs: Path | None,
     flat_tokens: int,
     quality_tokens: int,
+    skip_curve: bool,
     skip_tests: bool,
 ) -> None:
     """Milliseconds a token, of memstream and of others; whether they stay; what a form of the weights costs."""
@@ -293,7 +337,10 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         prompt = Path(folder) / "prompt.json"
         prompt.write_text(json.dumps(ids[:10_000]))
-        race(results, Races(results, prompt, threads, built, streaming_llm), built)
+        races = Races(results, prompt, threads, built, streaming_llm)
+        race(results, races, built)
+        if not skip_curve:
+            curve(races, built, out.with_suffix(".png"))
     startup(results)
     if flat_tokens:
         flat(results, ids, flat_tokens)
