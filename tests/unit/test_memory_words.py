@@ -307,6 +307,23 @@ def test_a_note_too_long_for_the_budget_gives_its_best_sentences() -> None:
     assert pack([], [note(1, "word " * 50, 1.0)], max_notes=3, budget_tokens=10, count_tokens=len) == ()
 
 
+def test_once_the_notes_are_full_no_more_are_read() -> None:
+    class Unread(Recalled):
+        def __getattribute__(self, name: str) -> Any:
+            assert name != "text", "read although nothing more can get in"
+            return super().__getattribute__(name)
+
+    unread = Unread(id="turn:9", role="user", text="", time=START, conversation="c", why=Why(score=0.9))
+    found = [note(1, "amber basil", 1.0), note(2, "cedar delta", 0.95)]
+    options: dict[str, Any] = {"budget_tokens": 99, "count_tokens": len}
+    assert [kept.id for kept in pack([], [*found, unread], max_notes=2, **options)] == ["turn:1", "turn:2"]
+    with pytest.raises(AssertionError, match="read although"):
+        pack([], [*found, unread], max_notes=3, **options)
+    asks, tells = note(3, "cedar delta?", 0.95), note(4, "cedar delta", 0.5)
+    assert [kept.id for kept in pack([], [found[0], asks, tells], max_notes=2, **options)] == ["turn:1", "turn:4"]
+
+
+@settings(deadline=None)
 @given(
     postings=st.lists(st.lists(st.integers(1, 30), max_size=12, unique=True), max_size=5),
     ids=st.lists(st.integers(1, 30), max_size=12, unique=True),
