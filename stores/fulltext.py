@@ -3,16 +3,20 @@
 Texts are split here, not by the database, so that any text can be indexed and searched without a syntax error: words
 are case-folded and freed of accents; Chinese, Japanese, Korean, Thai and the like, which set no spaces, become single
 characters and bigrams. FTS5 (SQLite) or a ``tsvector`` (PostgreSQL) then only splits at spaces and stems English words.
-Each row also holds scope terms (``o<owner> c<conversation>``), so that a search walks the words of one scope only.
+Each row also holds scope terms (``o<owner> c<conversation>``), so that a search walks the words of one scope only; how
+many rows carry each is kept in the table ``sizes``, so that nobody need count them.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, TextClause, bindparam, text
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -33,6 +37,10 @@ _STOP = """
     your yours called name named remember remind told think want
 """
 STOP_WORDS = frozenset(_STOP.split())
+_SIZES = text("SELECT words, scope, n FROM sizes WHERE scope IN :scopes").bindparams(
+    bindparam("scopes", expanding=True)
+)
+ALL = "*"
 _TABLES = ("turn_words", "fact_words", "passage_words")
 _STRUCTURE = 10  # id of the record that says what an FTS5 index consists of
 _MOST_LEVELS = 500
@@ -97,6 +105,7 @@ def _add(connection: Connection, table: str, scope: str, values: Mapping[int, st
             text(f"INSERT INTO {table} (rowid, scope, text) VALUES (:id, :scope, :text)"),
             [{"id": row_id, "scope": scope, "text": " ".join(words(value))} for row_id, value in values.items()],
         )
+        _resize(connection, table, Counter({scope: len(values)}))
 
 
 def drop_turns(connection: Connection, turn_ids: Iterable[int]) -> int:
@@ -115,11 +124,52 @@ def drop_passages(connection: Connection, passage_ids: Iterable[int]) -> int:
 
 
 def _drop(connection: Connection, table: str, ids: Iterable[int]) -> int:
-    statement = text(f"DELETE FROM {table} WHERE rowid = :id")
-    return sum(connection.execute(statement, {"id": row_id}).rowcount for row_id in ids)
+    scope_of, statement = (text(f"{what} FROM {table} WHERE rowid = :id") for what in ("SELECT scope", "DELETE"))
+    dropped: Counter[str] = Counter()
+    for row_id in ids:
+        dropped.update(connection.scalars(scope_of, {"id": row_id}))
+        connection.execute(statement, {"id": row_id})
+    _resize(connection, table, Counter({scope: -n for scope, n in dropped.items()}))
+    return dropped.total()
 
 
-def holds(connection: Connection, table: str, scopes: Sequence[str], term: str) -> tuple[str, dict[str, str]]:
+def _resize(connection: Connection, table: str, changes: Counter[str]) -> None:
+    """Notes that so many more rows of a table, or fewer, have each scope; ``ALL`` stands for the whole table."""
+    by_term = [{"words": table, "scope": t, "n": n} for scope, n in changes.items() for t in (*scope.split(), ALL)]
+    if by_term:
+        connection.execute(
+            text(
+                "INSERT INTO sizes (words, scope, n) VALUES (:words, :scope, :n) "
+                "ON CONFLICT (words, scope) DO UPDATE SET n = sizes.n + excluded.n"
+            ),
+            by_term,
+        )
+
+
+def sizes(connection: Connection, scopes: Collection[str]) -> Counter[tuple[str, str]]:
+    """How many rows each full-text table has for each of the scope terms."""
+    found = connection.execute(_SIZES, {"scopes": list(scopes)})
+    return Counter({(table, scope): n for table, scope, n in found})
+
+
+def count(connection: Connection) -> Counter[tuple[str, str]]:
+    """How many rows of each full-text table carry each scope term, by looking at all of them."""
+    found: Counter[tuple[str, str]] = Counter()
+    for table in _TABLES:
+        for scope, n in connection.execute(text(f"SELECT scope, count(*) FROM {table} GROUP BY scope")):
+            found.update({(table, term): n for term in (*scope.split(), ALL)})
+    return found
+
+
+def recount(connection: Connection) -> None:
+    """Makes the sizes anew."""
+    connection.execute(text("DELETE FROM sizes"))
+    found = [{"words": table, "scope": scope, "n": n} for (table, scope), n in count(connection).items()]
+    if found:
+        connection.execute(text("INSERT INTO sizes (words, scope, n) VALUES (:words, :scope, :n)"), found)
+
+
+def holds(connection: Connection, table: str, scopes: Sequence[str], term: str) -> tuple[str, dict[str, Any]]:
     """A condition on rows of a full-text table, and its values: those of any of the scopes with a word."""
     if connection.dialect.name == "sqlite":
         any_scope = " OR ".join(f'"{scope}"' for scope in scopes)
@@ -135,38 +185,36 @@ def holds_all(connection: Connection, table: str, terms: Sequence[str]) -> TextC
     return text(f"{table}.words @@ plainto_tsquery('pg_catalog.english', :terms)").bindparams(terms=" ".join(terms))
 
 
-def turns_with(
-    connection: Connection, scope: str, term: str, asking_id: int, window_from: int, limit: int
+def newest_with(
+    connection: Connection, table: str, scopes: Sequence[str], term: str, limit: int, *, most: bool = False
 ) -> list[int]:
-    """Ids of the newest ``limit`` turns of a scope that hold a term (as ``words`` made it), newest first.
+    """Ids of the newest ``limit`` rows of any of the scopes that hold a term (as ``words`` made it), newest first.
 
-    Turns of conversation ``asking_id`` count only below sequence ``window_from``.
+    Args:
+        connection: to the store.
+        table: of which kind of text.
+        scopes: scope terms.
+        term: a word.
+        limit: how many.
+        most: the scopes have many rows, and a good part of all: SQLite then asks of each row that holds the term whose
+            it is, which is faster than finding it among the many that hold the scope term. What is found is the same.
     """
-    condition, values = holds(connection, "turn_words", [scope], term)
-    statement = text(
-        "SELECT turn_words.rowid FROM turn_words JOIN turns ON turns.id = turn_words.rowid "
-        f"WHERE {condition} "
-        "AND (turns.conversation_id <> :asking OR turns.sequence < :window_from) "
-        "ORDER BY turn_words.rowid DESC LIMIT :limit"
-    )
-    limits = {"asking": asking_id, "window_from": window_from, "limit": limit}
-    return list(connection.scalars(statement, {**values, **limits}))
-
-
-def facts_with(connection: Connection, scope: str, term: str, limit: int) -> list[int]:
-    """Ids of the newest ``limit`` facts of a scope that hold a term, newest first."""
-    return _newest(connection, "fact_words", [scope], term, limit)
-
-
-def passages_with(connection: Connection, owner_ids: Sequence[int], term: str, limit: int) -> list[int]:
-    """Ids of the newest ``limit`` passages of the owners that hold a term, newest first."""
-    return _newest(connection, "passage_words", [scope_words(owner, None) for owner in owner_ids], term, limit)
-
-
-def _newest(connection: Connection, table: str, scopes: Sequence[str], term: str, limit: int) -> list[int]:
     condition, values = holds(connection, table, scopes, term)
-    statement = text(f"SELECT rowid FROM {table} WHERE {condition} ORDER BY rowid DESC LIMIT :limit")
+    if most and connection.dialect.name == "sqlite" and len(scopes) == 1 and scopes[0].startswith("o"):
+        condition = (
+            f"{table} MATCH :match AND EXISTS (SELECT 1 FROM {_WHOSE[table]} = {table}.rowid AND owner_id = :owner)"
+        )
+        values = {"match": f'text : "{term}"', "owner": int(scopes[0][1:])}
+    statement = _prepared(f"SELECT rowid FROM {table} WHERE {condition} ORDER BY rowid DESC LIMIT :limit")
     return list(connection.scalars(statement, {**values, "limit": limit}))
+
+
+_WHOSE = {
+    "turn_words": "turns JOIN conversations ON conversations.id = conversation_id WHERE turns.id",
+    "fact_words": "facts INDEXED BY facts_by_owner WHERE facts.id",
+    "passage_words": "passages JOIN documents ON documents.id = document_id WHERE passages.id",
+}
+_prepared = lru_cache(maxsize=16)(text)  # reading a statement for its parameters takes longer than many a search
 
 
 def rows(connection: Connection, table: str) -> dict[int, str]:

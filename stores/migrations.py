@@ -11,7 +11,7 @@ from sqlalchemy import Connection, insert, inspect, select, text
 from sqlalchemy.schema import CreateTable
 
 from memstream.errors import StoreVersionError
-from memstream.stores import postgres_schema
+from memstream.stores import fulltext, postgres_schema
 from memstream.stores.schema import Migration, now
 
 APPLICATION_ID = 0x6D656D73  # "mems", in the SQLite header: how a memstream store is told from other databases
@@ -138,6 +138,12 @@ ALTER TABLE turn_embeddings_new RENAME TO turn_embeddings
 """
 
 
+_SEARCH = """
+CREATE TABLE sizes (words VARCHAR NOT NULL, scope VARCHAR NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (words, scope));
+CREATE INDEX turns_by_time ON turns (conversation_id, created)
+"""
+
+
 def _run(connection: Connection, script: str) -> None:
     for statement in script.split(";\n"):
         connection.execute(text(statement))
@@ -173,6 +179,12 @@ def _spaces(connection: Connection) -> None:
     _run(connection, _SPACES)
 
 
+def _search(connection: Connection) -> None:
+    """How many memories each scope has, and when turns were said."""
+    _run(connection, _SEARCH)
+    fulltext.recount(connection)
+
+
 MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [
     ("0001-base", _base),
     ("0002-turn-vectors", _turn_vectors),
@@ -180,6 +192,7 @@ MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [
     ("0004-forgotten", _forgotten),
     ("0005-documents", _documents),
     ("0006-spaces", _spaces),
+    ("0007-search", _search),
 ]
 
 

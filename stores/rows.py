@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select, update
 
 from memstream.errors import InputError
 from memstream.stores import fulltext
@@ -70,16 +70,21 @@ def find_owner(connection: Connection, scope: Scope) -> int | None:
     return connection.scalar(select(db.Owner.id).where(db.Owner.namespace == namespace, db.Owner.user_key == user_key))
 
 
+_READABLE = (
+    select(db.Owner.id, db.Owner.namespace, exists().where(db.Document.owner_id == db.Owner.id))
+    .where(or_(
+        and_(db.Owner.namespace == bindparam("namespace"), db.Owner.user_key == bindparam("key")),
+        and_(db.Owner.namespace == "", db.Owner.user_key == bindparam("shared")),
+    ))
+    .order_by(db.Owner.id)
+)  # fmt: skip
+
+
 def readable_owners(connection: Connection, scope: Scope) -> tuple[int | None, list[int]]:
     """The id of a scope's owner, and the owners of the documents it may read: itself and the shared knowledge."""
-    of = [
-        and_(db.Owner.namespace == namespace, db.Owner.user_key == key)
-        for namespace, key in (scope.owner, ("", scope.namespace))
-    ]
-    documents = exists().where(db.Document.owner_id == db.Owner.id)
-    found = connection.execute(select(db.Owner.id, db.Owner.namespace, documents).where(or_(*of)).order_by(db.Owner.id))
-    owners = found.all()
-    mine = next((row[0] for row in owners if row[1] == scope.owner[0]), None)
+    namespace, key = scope.owner
+    owners = connection.execute(_READABLE, {"namespace": namespace, "key": key, "shared": scope.namespace}).all()
+    mine = next((row[0] for row in owners if row[1] == namespace), None)
     return mine, [row[0] for row in owners if row[2]]
 
 
@@ -112,17 +117,21 @@ def ensure_owner(connection: Connection, scope: Scope) -> int:
     return found
 
 
+_NAMED = (
+    select(db.Conversation.id)
+    .join(db.Owner, db.Owner.id == db.Conversation.owner_id)
+    .where(
+        db.Owner.namespace == bindparam("namespace"),
+        db.Owner.user_key == bindparam("key"),
+        db.Conversation.name == bindparam("name"),
+    )
+)
+
+
 def find_conversation(connection: Connection, scope: Scope) -> int | None:
     """The id of the conversation a scope names; None where there is none."""
-    return connection.scalar(
-        select(db.Conversation.id)
-        .join(db.Owner, db.Owner.id == db.Conversation.owner_id)
-        .where(
-            db.Owner.namespace == scope.namespace,
-            db.Owner.user_key == (scope.user or ""),
-            db.Conversation.name == scope.conversation,
-        )
-    )
+    names = {"namespace": scope.namespace, "key": scope.user or "", "name": scope.conversation}
+    return connection.scalar(_NAMED, names)
 
 
 def ensure_conversation(connection: Connection, scope: Scope) -> int:

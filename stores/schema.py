@@ -165,6 +165,15 @@ class Passage(Base):
     text: Mapped[str] = mapped_column(Text)
 
 
+class Size(Base):
+    """How many rows of a full-text table carry a scope term; see fulltext.py. A scope of none may be without a row."""
+
+    __tablename__ = "sizes"
+    words: Mapped[str] = mapped_column(String, primary_key=True)
+    scope: Mapped[str] = mapped_column(String, primary_key=True)
+    n: Mapped[int]
+
+
 class Chunk(Base):
     """A key: a window of turns, a summary of turns, a fact, or a passage. Its id is the vector's id, never reused."""
 

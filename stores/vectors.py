@@ -39,6 +39,8 @@ class Pending:
 _SPACE = select(db.Space.id, db.Space.name, db.Space.fingerprint, db.Space.dimension, db.Space.gate, db.Space.serving)
 
 
+_SERVING = _SPACE.where(db.Space.serving)
+_LAST_EVENT = select(func.max(db.Event.sequence))
 _SERVES = select(db.Space.id).where(db.Space.serving).scalar_subquery()
 SERVING = and_(db.Embedding.chunk_id == db.Chunk.id, db.Embedding.space_id == _SERVES)  # a chunk's vector
 SERVING_TURN = and_(db.TurnEmbedding.turn_id == db.Turn.id, db.TurnEmbedding.space_id == _SERVES)  # a turn's
@@ -46,7 +48,7 @@ SERVING_TURN = and_(db.TurnEmbedding.turn_id == db.Turn.id, db.TurnEmbedding.spa
 
 def find_space(connection: Connection) -> SpaceInfo | None:
     """The space that is searched; None before the first embedder."""
-    row = connection.execute(_SPACE.where(db.Space.serving)).one_or_none()
+    row = connection.execute(_SERVING).one_or_none()
     return None if row is None else SpaceInfo(*row)
 
 
@@ -289,7 +291,7 @@ def delete_chunks(connection: Connection, chunk_ids: Collection[int]) -> dict[st
 
 def last_event(connection: Connection) -> int:
     """The sequence of the newest event; 0 before the first."""
-    return connection.scalar(select(func.max(db.Event.sequence))) or 0
+    return connection.scalar(_LAST_EVENT) or 0
 
 
 def events_after(connection: Connection, sequence: int) -> dict[int, str]:
@@ -329,16 +331,3 @@ def read_after(connection: Connection, space: SpaceInfo, chunk_id: int, limit: i
     """The next ``limit`` vectors in order of chunk id, for rebuilding an index piece by piece."""
     statement = _read(space).where(db.Embedding.chunk_id > chunk_id).order_by(db.Embedding.chunk_id).limit(limit)
     return _arrays(connection.execute(statement).all(), space.dimension)
-
-
-def turn_cosines(
-    connection: Connection, space: SpaceInfo, turn_ids: Collection[int], queries: Vectors
-) -> dict[int, list[float]]:
-    """Cosines of single turns by id with each query [n, d]; turns without a vector are left out."""
-    found: dict[int, list[float]] = {}
-    columns = select(db.TurnEmbedding.turn_id, db.TurnEmbedding.vector).where(db.TurnEmbedding.space_id == space.id)
-    for part in batches(turn_ids):
-        rows = connection.execute(columns.where(db.TurnEmbedding.turn_id.in_(part))).all()
-        cosines = unpack([row[1] for row in rows], space.dimension) @ queries.T
-        found.update(zip([row[0] for row in rows], cosines.tolist(), strict=True))
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -70,6 +71,7 @@ def full_text(connection: Connection) -> Iterator[Problem]:
 def contents(connection: Connection) -> Iterator[Problem]:
     """Words, keys, vectors and events against turns and facts."""
     yield from _words(connection)
+    yield from _sizes(connection)
     for conversation in connection.execute(select(db.Conversation.id, db.Conversation.owner_id)):
         yield from _keys(connection, conversation.id, conversation.owner_id)
     yield from _fact_keys(connection)
@@ -101,6 +103,13 @@ def _words(connection: Connection) -> Iterator[Problem]:
                 yield Problem(f"{name}:{row[0]} has no full-text row", "wrote it", add_again)
             elif (there[1], there[2]) != (" ".join(fulltext.words(row[1])), fulltext.scope_words(row[2], row[3])):
                 yield Problem(f"{name}:{row[0]} has the full-text row of another text or scope", "wrote it", add_again)
+
+
+def _sizes(connection: Connection) -> Iterator[Problem]:
+    """The store knows how many full-text rows each scope has."""
+    rows = connection.execute(select(db.Size.words, db.Size.scope, db.Size.n))
+    if Counter({(words, scope): n for words, scope, n in rows}) != fulltext.count(connection):
+        yield Problem("a scope has another number of full-text rows than is noted", "counted them", fulltext.recount)
 
 
 def _side_by_side(left: Iterable[Any], right: Iterable[Any]) -> Iterator[tuple[Any, Any]]:

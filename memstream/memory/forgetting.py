@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 
 from sqlalchemy import Connection, delete, select, update
 
@@ -233,13 +234,10 @@ def _echoes(connection: Connection, view: View, texts: Mapping[str, str]) -> tup
 def _quoting(connection: Connection, view: View, text: str) -> list[str]:
     terms = fulltext.query_terms(text, 64)
     shared: Counter[str] = Counter()
-    for term in terms:
-        turns = fulltext.turns_with(connection, view.scope_term, term, -1, 0, _ECHO_POSTINGS)
-        shared.update(f"turn:{turn_id}" for turn_id in turns)
-        facts = fulltext.facts_with(connection, view.scope_term, term, _ECHO_POSTINGS)
-        shared.update(f"fact:{fact_id}" for fact_id in facts)
-        if view.owner_id in view.documents:
-            passages = fulltext.passages_with(connection, [view.owner_id], term, _ECHO_POSTINGS)
-            shared.update(f"passage:{passage_id}" for passage_id in passages)
+    kinds = ("turn", "fact", "passage") if view.owner_id in view.documents else ("turn", "fact")
+    for term, kind in product(terms, kinds):
+        scope = view.scope_term if kind != "passage" else fulltext.scope_words(view.owner_id, None)
+        quoting = fulltext.newest_with(connection, f"{kind}_words", [scope], term, _ECHO_POSTINGS)
+        shared.update(f"{kind}:{number}" for number in quoting)
     enough = len(terms) if len(terms) <= 2 else _ECHO_SHARE * len(terms)
     return [other for other, n in shared.items() if n >= enough]

@@ -15,7 +15,6 @@ class Hit:
 
     Attributes:
         evidence: how far it is above the gate (0 and more lets it in), or below.
-        near: says something of what was asked for itself; "Thanks, noted." in a window that passes does not.
         boosts: what else spoke for it.
         rerank: the reranker's score, where one has read it.
     """
@@ -27,7 +26,6 @@ class Hit:
     lexical: float | None
     terms: tuple[str, ...]
     evidence: float
-    near: bool
     boosts: tuple[str, ...] = ()
     dense_rank: int | None = None
     lexical_rank: int | None = None
@@ -43,25 +41,32 @@ class Hit:
 
 
 def through_the_gate(hits: Sequence[Hit]) -> list[Hit]:
-    """What may be recalled, in the same order: all that says something itself, if any of it is above the gate."""
-    near = [hit for hit in hits if hit.near]
-    return near if any(hit.evidence >= 0 for hit in near) else []
+    """What may be recalled, in the same order: all of them, if any is above the gate."""
+    return list(hits) if any(hit.evidence >= 0 for hit in hits) else []
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RankedWindow:
     """A key and its score: the turns it stands for, in order."""
 
-    turns: list[Turn]
+    turn_ids: list[int]
     score: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """What one search found, best first, and how many memories were searched."""
+    """What one search found, best first.
+
+    Attributes:
+        hits: all that say something of what was asked for themselves; "Thanks, noted." in a good window does not.
+        windows: the keys to turns that were scored.
+        best_score: of whatever was scored; None where nothing was.
+        n_considered: how many memories were searched.
+    """
 
     hits: list[Hit]
     windows: list[RankedWindow]
+    best_score: float | None
     n_considered: int
 
 

@@ -1,10 +1,13 @@
-"""How much the words and cosines of one text count for a query: see the formulas in ``scoring.py``."""
+"""How much the words and cosines of texts count for a query: see the formulas in ``scoring.py``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
+import numpy as np
+
+from memstream.memory.postings import Flags, Numbers
 from memstream.memory.query import Query
 
 TYPICAL_CHARS = 120.0  # a turn of this length counts as average
@@ -22,46 +25,62 @@ _GATE_HALF = 0.25  # what half of the words are worth: the gate is meant for a h
 class Measure:
     """Weighs words by how rare they are among all that one search may see.
 
+    Attributes:
+        terms: of the query, t of them.
+        weights: of the terms [t].
+
     Args:
         query: what is asked.
         gate: least cosine of a hit that holds half of the words.
-        counts: how many texts hold each word of the query.
+        counts: how many texts hold each term.
         n_texts: how many there are.
     """
 
-    def __init__(self, query: Query, gate: float, counts: Mapping[str, int], n_texts: int) -> None:
+    def __init__(self, query: Query, gate: float, counts: Sequence[int], n_texts: int) -> None:
+        self.terms = tuple(query.terms)
         self._gate = gate
-        self._weights = {
-            term: query.terms[term] * math.log(1 + (max(n_texts, n, _FEW) - n + 0.5) / (n + 0.5))
-            for term, n in counts.items()
-        }
-        self._mass = max(sum(self._weights.values()), 1e-6)
-        self._identifiers = {
-            term
-            for term, n in counts.items()
-            if term in query.newest and 0 < n <= _RARE and any(char.isdigit() for char in term)
-        }
+        self.weights: Numbers = np.array(
+            [
+                query.terms[term] * math.log(1 + (max(n_texts, n, _FEW) - n + 0.5) / (n + 0.5))
+                for term, n in zip(self.terms, counts, strict=True)
+            ],
+            dtype=np.float64,
+        )
+        self._mass = max(float(self.weights.sum()), 1e-6)
+        self._identifiers: Flags = np.array(
+            [
+                term in query.newest and 0 < n <= _RARE and any(char.isdigit() for char in term)
+                for term, n in zip(self.terms, counts, strict=True)
+            ],
+            dtype=np.bool_,
+        )
 
-    def weight(self, terms: Iterable[str]) -> float:
-        """How much of what was asked for is in these words, for comparing."""
-        return sum(self._weights[term] for term in terms)
+    def share(self, held: Flags) -> Numbers:
+        """How much of what was asked for is in texts [n] that hold terms [n, t], 0 to 1."""
+        return np.asarray(held @ self.weights / self._mass)
 
-    def share(self, terms: Iterable[str]) -> float:
-        """How much of what was asked for is in these words, 0 to 1."""
-        return self.weight(terms) / self._mass
+    def bm25(self, counts: Numbers | Flags, relative_lengths: Numbers) -> Numbers:
+        """The share of what one occurrence of every query term would score at average length.
 
-    def bm25(self, counts: Mapping[str, int], relative_length: float) -> float:
-        """The share of what one occurrence of every query term would score at average length."""
-        norm = _K1 * (1 - _B + _B * relative_length)
-        return sum(self._weights[term] * n * (_K1 + 1) / (n + norm) for term, n in counts.items()) / self._mass
+        Args:
+            counts: how often each of n texts has each term [n, t].
+            relative_lengths: 1 for a text of average length [n].
+        """
+        norm = _K1 * (1 - _B + _B * relative_lengths)[:, None]
+        return np.asarray((counts * (_K1 + 1) / (counts + norm)) @ self.weights / self._mass)
 
-    def evidence(self, cosine: float | None, own: Iterable[str], around: Iterable[str]) -> float:
-        """How far a text is above the gate, or below: by its cosine, its own words and those of its window."""
-        if not self._identifiers.isdisjoint(own):
-            return 1.0
+    def evidence(self, cosines: Numbers, own: Flags, around: Flags) -> Numbers:
+        """How far texts are above the gate, or below.
+
+        Args:
+            cosines: with the whole question [n]; not a number where there is none.
+            own: terms of each [n, t].
+            around: and of its window [n, t].
+        """
         said = _GATE_OWN * self.share(own) + _GATE_WINDOW * self.share(around)
-        return (cosine or 0.0) + said - self._gate - _GATE_HALF
+        above = np.nan_to_num(cosines) + said - self._gate - _GATE_HALF
+        return np.where((own & self._identifiers).any(axis=1), 1.0, above)
 
-    def is_near(self, cosine: float | None, own: Sequence[str]) -> bool:
-        """True for a text that says something of what was asked for itself."""
-        return bool(own) or (cosine is not None and cosine >= _NEAR * self._gate)
+    def is_near(self, cosines: Numbers, own: Flags) -> Flags:
+        """True for texts that say something of what was asked for themselves; as in ``evidence``."""
+        return np.asarray(own.any(axis=1) | (cosines >= _NEAR * self._gate))

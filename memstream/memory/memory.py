@@ -17,7 +17,7 @@ from memstream.memory.handle import ConversationHandle, sweep_snapshots
 from memstream.memory.hits import Hit, Ranked, through_the_gate
 from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import open_index
-from memstream.memory.packing import CountTokens, Recall, pack
+from memstream.memory.packing import PINNED_SHARE, CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
 from memstream.memory.reranker import Reranker, rerank
 from memstream.memory.retriever import Retriever
@@ -220,7 +220,8 @@ class Memory(Upkeep):
         passed = self._reranked(query_turns, through_the_gate(ranked.hits))
         with self.store.read() as connection:
             view = view_of(connection, scope, window_from)
-            pinned = [] if view is None else pinned_facts(connection, view)
+            room = max(0, budget_tokens // PINNED_SHARE)  # for as many of one token
+            pinned = [] if view is None else pinned_facts(connection, view, limit=room)
             found = recalled(connection, passed)
         notes = pack(
             pinned,
@@ -232,8 +233,8 @@ class Memory(Upkeep):
         return Recall(
             notes=notes,
             n_considered=ranked.n_considered,
-            best_score=ranked.hits[0].score if ranked.hits else None,
-            gated=bool(ranked.hits) and not passed,
+            best_score=ranked.best_score,
+            gated=ranked.best_score is not None and not passed,
         )
 
     def search(self, scope: Scope, query: str, *, limit: int = 10) -> list[Recalled]:
@@ -244,7 +245,7 @@ class Memory(Upkeep):
 
     def _matches(self, scope: Scope, query: str) -> list[Hit]:
         hits = self._rank(scope, [query], None).hits
-        return [hit for hit in hits if hit.terms or (hit.near and hit.evidence >= 0)]
+        return [hit for hit in hits if hit.terms or hit.evidence >= 0]
 
     def _found_again(self, scope: Scope, texts: Iterable[str]) -> set[str]:
         """The ids of what searching for texts finds, whatever a reranker would think of it."""
@@ -270,7 +271,7 @@ class Memory(Upkeep):
             if view is None:
                 return []
             newest = select(db.Turn.id).join(db.Conversation).where(view.turns()).order_by(db.Turn.id.desc())
-            turns = rows.turns_by_id(connection, list(connection.scalars(newest.limit(limit))))
+            turns = rows.turns_by_id(connection, list(connection.scalars(newest.limit(limit), view.values())))
             hits = [unscored(turn=turn) for _, turn in sorted(turns.items())]
             own = stored_documents.of_owner(connection, view.owner_id, limit=limit)
             titles = [present.listed(document) for document in own]

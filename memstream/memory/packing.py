@@ -63,6 +63,8 @@ def pack(
     chosen: list[_Note] = []
     least = _LEAST_SHARE * max((found_note.why.score for found_note in found), default=0.0)
     for found_note in found:
+        if len(chosen) == max_notes and not any(is_question(other.note.text) for other in chosen):
+            break  # only a question gives way
         if found_note.why.score < least:
             continue
         note = _Note(found_note)

@@ -19,7 +19,7 @@ def unscored(
     *, turn: rows.Turn | None = None, fact: tuple[int, str] | None = None, passage: StoredPassage | None = None
 ) -> Hit:
     """A memory that was looked up rather than searched."""
-    return Hit(turn, fact, 0.0, None, None, (), 0.0, True, passage=passage)
+    return Hit(turn, fact, 0.0, None, None, (), 0.0, passage=passage)
 
 
 def recalled(connection: Connection, hits: Sequence[Hit]) -> list[Recalled]:
@@ -126,13 +126,14 @@ def info(document: StoredDocument) -> DocumentInfo:
     )
 
 
-def pinned_facts(connection: Connection, view: View) -> list[Recalled]:
-    """The pinned facts a view sees, newest first."""
+def pinned_facts(connection: Connection, view: View, *, limit: int | None = None) -> list[Recalled]:
+    """The newest ``limit`` pinned facts a view sees, or all, newest first."""
     statement = (
         select(db.Fact.id, db.Fact.text)
         .join(db.Pin, db.Pin.fact_id == db.Fact.id)
         .where(db.Fact.owner_id == view.owner_id)
         .order_by(db.Fact.id.desc())
+        .limit(limit)
     )
     if view.conversation_id is not None:
         statement = statement.where(db.Fact.conversation_id == view.conversation_id)

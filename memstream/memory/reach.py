@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import Connection, Executable, and_, or_, select
 from sqlalchemy.orm import aliased
 
 from memstream.memory.live_index import SearchIndex
 from memstream.memory.measure import Measure
+from memstream.memory.postings import Postings
 from memstream.memory.query import Query
-from memstream.memory.view import View
+from memstream.memory.view import IDS, KEYS_IN_WINDOW, TURNS_IN_WINDOW, VISIBLE_KEYS, View
 from memstream.stores import documents, fulltext, rows
 from memstream.stores import schema as db
 from memstream.stores.base import Vectors
 from memstream.stores.vectors import SpaceInfo
 
-_MAX_POSTINGS = 2000  # newest turns looked at per term; a term in more of them says little
+_POSTINGS = 12_000  # newest texts looked at for all words together, shared out evenly,
+_MOST_POSTINGS, _LEAST_POSTINGS = 2000, 500  # within so many for each; a word in more of them says little
+_MANY, _MOST_PART = 10_000, 4  # texts of a scope that are many, and a fourth of all; see ``fulltext.newest_with``
 _LEXICAL = 96  # turns whose windows are scored, facts, and passages
 _DENSE_WINDOWS = 64
 _DENSE = 128  # windows, and particulars that lead to theirs
@@ -26,14 +30,34 @@ _MAX_SPAN = 64  # sequences a window reaches over at most, gaps included
 _COMMON_PART = 8  # a word in an eighth of the turns is all over the place
 _COMMON_TURNS = 32  # of so many turns at least
 
-# Keys of particulars with the turns that tell them.
+Span = tuple[int, int, int]  # a conversation, and the first and last sequence of some of its turns
+
+_SPAN = (db.Chunk.conversation_id, db.Chunk.first_sequence, db.Chunk.last_sequence)
+_LAST_TURN = and_(db.Turn.conversation_id == db.Chunk.conversation_id, db.Turn.sequence == db.Chunk.last_sequence)
+_WINDOW = select(db.Chunk.id, *_SPAN).where(db.Chunk.kind != "fact", VISIBLE_KEYS)
+_WINDOWS_AROUND = _WINDOW.join(db.Turn, and_(
+    db.Turn.conversation_id == db.Chunk.conversation_id,
+    db.Chunk.last_sequence >= db.Turn.sequence,
+    db.Chunk.last_sequence <= db.Turn.sequence + _MAX_SPAN,
+    db.Chunk.first_sequence <= db.Turn.sequence,
+)).where(db.Turn.id.in_(IDS))  # fmt: skip
+_NEAR = (
+    select(db.Chunk.id, db.Chunk.kind, db.Chunk.fact_id, db.Turn.id, *_SPAN)
+    .outerjoin(db.Turn, _LAST_TURN)
+    .where(db.Chunk.id.in_(IDS), VISIBLE_KEYS)
+)
+_AROUND = aliased(db.Chunk)  # a window; remembered facts are in none
 _TOLD = (
-    select(db.Chunk.id, db.Turn.id)
-    .join(db.Turn, and_(
-        db.Turn.conversation_id == db.Chunk.conversation_id, db.Turn.sequence == db.Chunk.last_sequence,
+    select(db.Chunk.id, db.Chunk.conversation_id, db.Chunk.last_sequence)
+    .join(_AROUND, and_(
+        _AROUND.conversation_id == db.Chunk.conversation_id,
+        _AROUND.first_sequence <= db.Chunk.last_sequence,
+        _AROUND.last_sequence >= db.Chunk.last_sequence,
     ))
-    .where(db.Chunk.kind == "fact", db.Chunk.fact_id.is_(None))
+    .where(_AROUND.id.in_(IDS), db.Chunk.kind == "fact", VISIBLE_KEYS)
 )  # fmt: skip
+_KEYS_IN_WINDOW = select(db.Chunk.id).where(KEYS_IN_WINDOW)
+_TURNS_IN_WINDOW = select(db.Turn.id).where(TURNS_IN_WINDOW)
 
 
 class Reach:
@@ -42,14 +66,18 @@ class Reach:
     Attributes:
         view: whose memories.
         query: what is asked.
-        turn_terms: the query's terms in each turn that holds any; likewise for facts and passages.
-        measure: how much the terms count.
-        common: terms that are all over the scope.
-        chosen: ids of the keys (chunks) to be scored.
+        turns: the turns that hold words of the query; likewise
+        facts: and
+        passages.
+        measure: how much the words count.
+        common: words that are all over the scope.
+        windows: keys to be scored, with the turns they stand for.
+        told: particulars of these turns: keys with conversation and sequence.
+        fact_keys: of facts near in meaning, by fact.
+        passage_keys: of passages near in words or meaning, by passage.
         space: of the vectors; None without any.
         both: the query's vectors [2, d], see ``Query.embed``.
-        dense: cosines of the chosen keys with both, and of what their turns tell in particular.
-        told: the turns of these particulars, by their keys.
+        dense: cosines of keys with both.
         n_considered: number of memories searched.
     """
 
@@ -57,145 +85,122 @@ class Reach:
 
     def __init__(self, view: View, query: Query) -> None:
         self.view, self.query = view, query
-        self.turn_terms: dict[int, list[str]] = {}
-        self.fact_terms: dict[int, list[str]] = {}
-        self.passage_terms: dict[int, list[str]] = {}
+        self.turns = self.facts = self.passages = Postings()
         self.common: set[str] = set()
-        self.chosen: set[int] = set()
+        self.windows: dict[int, Span] = {}
+        self.told: dict[int, tuple[int, int]] = {}
+        self.fact_keys: dict[int, int] = {}
+        self.passage_keys: dict[int, int] = {}
         self.space: SpaceInfo | None = None
         self.both: Vectors | None = None
         self.dense: dict[int, list[float]] = {}
-        self.told: dict[int, int] = {}
         self.n_considered = 0
-        self._window: list[int] = []
-        self._dated: list[int] = []
+        self._dated: dict[int, Span] = {}
+        self._not_searched: list[int] = []
+        self._near: set[int] = set()
 
     def look_up(self, connection: Connection, gate: float, *, has_vectors: bool) -> None:
         """Finds which turns and facts hold which words, and the keys that may be searched."""
         self._connection = connection
-        n_turns = self._count_turns()
-        n_passages = documents.count_passages(connection, self.view.documents) if self.view.documents else 0
-        self.n_considered = n_turns + self._count_facts() + n_passages
-        self._look_up_terms(gate, n_turns, n_passages)
-        self.chosen = self._windows_around(self.best(self.turn_terms))
+        self._look_up_terms(gate)
+        self.windows = self._windows_around(self.best(self.turns))
         self._dated = self._windows_of_dates()
-        self._window = list(connection.scalars(select(db.Chunk.id).where(self.view.window())))
-        if not has_vectors:
-            self.chosen |= set(self._dated)
-        if self.passage_terms:
-            self.chosen.update(documents.keys_of(connection, self.best(self.passage_terms)).values())
+        if has_vectors:
+            self._not_searched = list(connection.scalars(_KEYS_IN_WINDOW, self.view.values()))
+        else:
+            self.windows |= self._dated
+        if self.view.documents:
+            self.passage_keys = documents.keys_of(connection, self.best(self.passages))
 
     def search_vectors(self, index: SearchIndex, space: SpaceInfo, both: Vectors) -> None:
         """Adds the keys that are near in meaning."""
         self.space, self.both = space, both
-        self.chosen.update(index.search(both[1], self.view.scope, _DENSE, self._window))
+        self._near.update(index.search(both[1], self.view.scope, _DENSE, self._not_searched))
         for scope in self.view.knowledge:
-            self.chosen.update(index.search(both[1], scope, _DENSE_WINDOWS, []))
+            self._near.update(index.search(both[1], scope, _DENSE_WINDOWS, []))
         dated = index.cosines(both, self._dated)
-        self.chosen.update(sorted(dated, key=lambda key: -dated[key][1])[:_DENSE_WINDOWS])
+        nearest = sorted(dated, key=lambda key: -dated[key][1])[:_DENSE_WINDOWS]
+        self.windows |= {key: self._dated[key] for key in nearest}
 
     def follow(self, connection: Connection) -> None:
-        """Puts the windows of its turn in the place of each particular, and finds all that the windows' turns tell."""
+        """Finds what the near keys stand for, puts the windows of its turn in the place of each particular, and finds
+        all that the windows' turns tell."""
         self._connection = connection
-        found: dict[int, int] = {}
-        for part in rows.batches(self.chosen):
-            statement = _TOLD.where(db.Chunk.id.in_(part), self.view.chunks())
-            found.update(connection.execute(statement).all())
-        self.chosen -= found.keys()
-        self.chosen |= self._windows_around(sorted(set(found.values())))
-        window = aliased(db.Chunk)
-        for part in rows.batches(self.chosen):
-            inside = and_(
-                window.conversation_id == db.Chunk.conversation_id,
-                db.Chunk.last_sequence >= window.first_sequence,
-                db.Chunk.last_sequence <= window.last_sequence,
-            )
-            statement = _TOLD.join(window, inside).where(window.id.in_(part), self.view.chunks())
-            self.told.update(connection.execute(statement).all())
+        particulars: list[int] = []
+        for part in rows.batches(self._near):
+            found: Sequence[Any] = connection.execute(_NEAR, self.view.values(part)).all()
+            for key, kind, fact_id, turn_id, *span in found:
+                if fact_id is not None:
+                    self.fact_keys[fact_id] = key
+                elif kind == "fact":
+                    particulars.append(turn_id)
+                elif kind != "passage":
+                    self.windows[key] = (span[0], span[1], span[2])
+        if self.view.documents:
+            self.passage_keys |= documents.passages_of_keys(connection, self._near, self.view.documents)
+        self.windows |= self._windows_around(particulars)
+        for part in rows.batches(self.windows):
+            told: Sequence[Any] = connection.execute(_TOLD, self.view.values(part)).all()
+            self.told.update((key, (conversation_id, sequence)) for key, conversation_id, sequence in told)
 
     def compare(self, index: SearchIndex) -> None:
-        """Finds the cosines of all that was chosen."""
+        """Finds the cosines of all keys that were found."""
         assert self.both is not None
-        self.dense = index.cosines(self.both, self.chosen | self.told.keys())
+        found = (self.windows, self.told, self.fact_keys.values(), self.passage_keys.values())
+        self.dense = index.cosines(self.both, {key for keys in found for key in keys})
 
-    def told_cosines(self) -> dict[int, float]:
-        """The cosine of the nearest particular of each turn that tells any, with what tells memories apart."""
-        best: dict[int, float] = {}
-        for key, turn_id in self.told.items():
-            if key in self.dense:
-                best[turn_id] = max(best.get(turn_id, -1.0), self.dense[key][1])
-        return best
+    def best(self, postings: Postings) -> list[int]:
+        """Of texts that hold words of the query, those that hold the most of what was asked for."""
+        return list(postings.best(self.measure.weights, _LEXICAL).tolist())
 
-    def _count_turns(self) -> int:
-        statement = select(func.count()).select_from(db.Turn).join(db.Conversation).where(self.view.turns())
-        return self._connection.scalar(statement) or 0
+    def _look_up_terms(self, gate: float) -> None:
+        view, terms = self.view, tuple(self.query.terms)
+        shared = [fulltext.scope_words(owner_id, None) for owner_id in view.documents]
+        scopes = {"turn": [view.scope_term], "fact": [view.scope_term], "passage": shared}
+        in_window = set(self._connection.scalars(_TURNS_IN_WINDOW, view.values()))
+        sizes = fulltext.sizes(
+            self._connection, {fulltext.ALL, *(scope for names in scopes.values() for scope in names)}
+        )
+        n = {kind: sum(sizes[f"{kind}_words", scope] for scope in names) for kind, names in scopes.items()}
+        found: dict[str, list[list[int]]] = {}
+        for kind, names in scopes.items():
+            most = _MANY <= n[kind] >= sizes[f"{kind}_words", fulltext.ALL] / _MOST_PART
+            out = in_window if kind == "turn" else set()
+            found[kind] = [self._texts_with(kind, names, term, most, out) if n[kind] else [] for term in terms]
+        n["turn"] -= len(in_window)
+        self.n_considered = sum(n.values())
+        said = [len(turns) + len(facts) for turns, facts in zip(found["turn"], found["fact"], strict=True)]
+        if n["turn"] >= _COMMON_TURNS:
+            often = n["turn"] / _COMMON_PART
+            self.common = {t for t, m in zip(terms, said, strict=True) if t in self.query.newest and m >= often}
+        counts = [m + len(passages) for m, passages in zip(said, found["passage"], strict=True)]
+        self.measure = Measure(self.query, gate, counts, n["turn"] + n["passage"])
+        self.turns, self.facts, self.passages = (Postings(found[kind]) for kind in ("turn", "fact", "passage"))
 
-    def _count_facts(self) -> int:
-        return self._connection.scalar(select(func.count()).select_from(db.Fact).where(self.view.facts())) or 0
+    def _texts_with(self, kind: str, scopes: Sequence[str], term: str, most: bool, out: Collection[int]) -> list[int]:
+        """The newest texts of a kind that hold a word, but for some."""
+        limit = min(_MOST_POSTINGS, max(_LEAST_POSTINGS, _POSTINGS // len(self.query.terms))) + len(out)
+        found = fulltext.newest_with(self._connection, f"{kind}_words", scopes, term, limit, most=most)
+        return [number for number in found if number not in out] if out else found
 
-    def _look_up_terms(self, gate: float, n_turns: int, n_passages: int) -> None:
-        view = self.view
-        counts: dict[str, int] = {}
-        for term in self.query.terms:
-            found = fulltext.turns_with(
-                self._connection, view.scope_term, term, view.asking_id, view.window_from, _MAX_POSTINGS
-            )
-            facts = fulltext.facts_with(self._connection, view.scope_term, term, _MAX_POSTINGS)
-            n = len(found) + len(facts)
-            if term in self.query.newest and n_turns >= _COMMON_TURNS and n >= n_turns / _COMMON_PART:
-                self.common.add(term)
-            counts[term] = n
-            if view.documents:
-                passages = fulltext.passages_with(self._connection, view.documents, term, _MAX_POSTINGS)
-                counts[term] += len(passages)
-                for passage_id in passages:
-                    self.passage_terms.setdefault(passage_id, []).append(term)
-            for turn_id in found:
-                self.turn_terms.setdefault(turn_id, []).append(term)
-            for fact_id in facts:
-                self.fact_terms.setdefault(fact_id, []).append(term)
-        self.measure = Measure(self.query, gate, counts, n_turns + n_passages)
+    def _windows_around(self, turn_ids: Sequence[int]) -> dict[int, Span]:
+        return self._spans(_WINDOWS_AROUND, turn_ids) if turn_ids else {}
 
-    def best(self, terms: dict[int, list[str]]) -> list[int]:
-        """Of the turns, facts or passages with their terms, those that hold the most of what was asked for."""
-
-        def weight(item: tuple[int, list[str]]) -> tuple[float, int]:
-            return (-self.measure.weight(item[1]), -item[0])
-
-        return [number for number, _ in heapq.nsmallest(_LEXICAL, terms.items(), key=weight)]
-
-    def _windows_around(self, turn_ids: list[int]) -> set[int]:
-        statement = (
-            select(db.Chunk.id)
-            .join(db.Turn, and_(
-                db.Turn.conversation_id == db.Chunk.conversation_id,
-                db.Chunk.last_sequence >= db.Turn.sequence,
-                db.Chunk.last_sequence <= db.Turn.sequence + _MAX_SPAN,
-                db.Chunk.first_sequence <= db.Turn.sequence,
-            ))
-            .where(db.Turn.id.in_(turn_ids), db.Chunk.kind != "fact", self.view.chunks())
-        )  # fmt: skip
-        return set(self._connection.scalars(statement))
-
-    def _windows_of_dates(self) -> list[int]:
+    def _windows_of_dates(self) -> dict[int, Span]:
         """Windows whose last turn was said on a date that was asked for, or a few days around it."""
         if not self.query.dates:
-            return []
+            return {}
         before, after = timedelta(days=3), timedelta(days=10)
         said = [
             and_(db.Turn.created >= _midnight(span.first - before), db.Turn.created < _midnight(span.last + after))
             for span in self.query.dates
         ]
-        statement = (
-            select(db.Chunk.id)
-            .join(db.Turn, and_(
-                db.Turn.conversation_id == db.Chunk.conversation_id, db.Turn.sequence == db.Chunk.last_sequence,
-            ))
-            .where(db.Chunk.kind != "fact", self.view.chunks(), or_(*said))
-            .order_by(db.Chunk.id.desc())
-            .limit(_DATED_WINDOWS)
-        )  # fmt: skip
-        return list(self._connection.scalars(statement))
+        on_a_date = _WINDOW.join(db.Turn, _LAST_TURN).join(db.Conversation).where(self.view.turns(), or_(*said))
+        return self._spans(on_a_date.order_by(db.Chunk.id.desc()).limit(_DATED_WINDOWS))
+
+    def _spans(self, statement: Executable, ids: Sequence[int] = ()) -> dict[int, Span]:
+        found = self._connection.execute(statement, self.view.values(ids))
+        return {key: (row[0], row[1], row[2]) for key, *row in found}
 
 
 def _midnight(day: date) -> datetime:

@@ -44,7 +44,7 @@ class Retriever:
             view = view_of(connection, scope, window_from)
             query = None if view is None else make_query(query_turns, today=today, oldest=oldest_day(connection, view))
             if view is None or query is None:
-                return Ranked([], [], 0)
+                return Ranked([], [], None, 0)
             reach = Reach(view, query)
             reach.look_up(connection, gate, has_vectors=bool(self._embedders))
         if self._embedders:

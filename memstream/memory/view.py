@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Connection, and_, bindparam, func, or_, select
 
 from memstream.errors import ConfigError
 from memstream.stores import rows
@@ -45,39 +47,50 @@ class View:
         """The full-text term every visible row carries."""
         return f"o{self.owner_id}" if self.conversation_id is None else f"c{self.conversation_id}"
 
-    def chunks(self) -> ColumnElement[bool]:
-        """Which keys are visible, as SQL."""
-        mine = db.Chunk.owner_id == self.owner_id
-        if self.conversation_id is not None:
-            mine = and_(mine, db.Chunk.conversation_id == self.conversation_id)
-        outside = or_(
-            db.Chunk.conversation_id.is_(None),
-            db.Chunk.conversation_id != self.asking_id,
-            db.Chunk.last_sequence.is_(None),
-            db.Chunk.last_sequence < self.window_from,
-        )
-        return and_(mine, outside)
-
-    def window(self) -> ColumnElement[bool]:
-        """Which keys reach into the asking conversation's window, as SQL: all of the scope but these are visible."""
-        return and_(db.Chunk.conversation_id == self.asking_id, db.Chunk.last_sequence >= self.window_from)
-
-    def facts(self) -> ColumnElement[bool]:
-        """Which facts are visible, as SQL."""
-        mine = db.Fact.owner_id == self.owner_id
-        return mine if self.conversation_id is None else and_(mine, db.Fact.conversation_id == self.conversation_id)
+    def values(self, ids: Sequence[int] = (), **others: int) -> dict[str, Any]:
+        """What the conditions below compare with, ``IDS``, and others."""
+        return {
+            "owner_id": self.owner_id,
+            "only_id": self.conversation_id or _NOBODY,
+            "asking_id": self.asking_id,
+            "window_from": self.window_from,
+            "ids": ids,
+            **others,
+        }
 
     def turns(self) -> ColumnElement[bool]:
         """Which turns are visible, as SQL over turns joined with conversations."""
-        mine = db.Conversation.owner_id == self.owner_id
-        if self.conversation_id is not None:
-            mine = and_(mine, db.Turn.conversation_id == self.conversation_id)
-        return and_(mine, self.recallable_turns())
+        if self.conversation_id is None:
+            return and_(db.Conversation.owner_id == self.owner_id, RECALLABLE_TURNS)
+        return and_(db.Turn.conversation_id == self.conversation_id, RECALLABLE_TURNS)
 
-    def recallable_turns(self) -> ColumnElement[bool]:
-        """Which turns under a visible key may be recalled, as SQL over turns alone."""
-        outside = or_(db.Turn.conversation_id != self.asking_id, db.Turn.sequence < self.window_from)
-        return and_(outside, db.Turn.superseded.is_(False), db.Turn.state != "open")
+
+def _value(name: str) -> BindParameter[int]:
+    return bindparam(name, type_=BigInteger)
+
+
+IDS: BindParameter[Any] = bindparam("ids", expanding=True)
+_LIVE = and_(db.Turn.superseded.is_(False), db.Turn.state != "open")
+
+# What a view sees, as SQL over keys or turns that were found by something else. Made once: putting a condition together
+# takes longer than looking it up. A sum is in no index: else SQLite would read all keys of the owner, for each of them.
+VISIBLE_KEYS = and_(
+    db.Chunk.owner_id + 0 == _value("owner_id"),
+    or_(_value("only_id") == _NOBODY, db.Chunk.conversation_id == _value("only_id")),
+    or_(
+        db.Chunk.conversation_id.is_(None),
+        db.Chunk.conversation_id != _value("asking_id"),
+        db.Chunk.last_sequence.is_(None),
+        db.Chunk.last_sequence < _value("window_from"),
+    ),
+)
+KEYS_IN_WINDOW = and_(db.Chunk.conversation_id == _value("asking_id"), db.Chunk.last_sequence >= _value("window_from"))
+TURNS_IN_WINDOW = and_(db.Turn.conversation_id == _value("asking_id"), db.Turn.sequence >= _value("window_from"), _LIVE)
+RECALLABLE_TURNS = and_(
+    or_(db.Turn.conversation_id != _value("asking_id"), db.Turn.sequence < _value("window_from")), _LIVE
+)
+
+_OLDEST = select(func.min(db.Conversation.created)).where(db.Conversation.owner_id == _value("owner_id"))
 
 
 def view_of(connection: Connection, scope: Scope, window_from: int | None) -> View | None:
@@ -105,7 +118,5 @@ def view_of(connection: Connection, scope: Scope, window_from: int | None) -> Vi
 
 def oldest_day(connection: Connection, view: View) -> date:
     """The day of the owner's first conversation; today where there is none."""
-    found = connection.scalar(
-        select(func.min(db.Conversation.created)).where(db.Conversation.owner_id == view.owner_id)
-    )
+    found = connection.scalar(_OLDEST, {"owner_id": view.owner_id})
     return (db.now() if found is None else found).date()

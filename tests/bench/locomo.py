@@ -91,8 +91,7 @@ class Told:
     def windows(self, number: int, question: str, n: int) -> set[str]:
         """The turns of the n best windows for a question to a pair."""
         ranked = self.memory._rank(_scope(number), [question], None)
-        turns = [turn for window in ranked.windows[:n] for turn in window.turns]
-        return {self.ids[f"turn:{turn.id}"] for turn in turns}
+        return {self.ids[f"turn:{turn_id}"] for window in ranked.windows[:n] for turn_id in window.turn_ids}
 
     def recall(self, number: int, question: str, n_words: int, config: RecallConfig) -> set[str]:
         """The turns recalled for a question to a pair, within a number of words."""

@@ -1,9 +1,10 @@
 """A million memories in one store: how long a search takes, and whether it finds what is nearest.
 
-    python tests/bench/store.py --out s.jsonl [--memories N] [--postgres-memories N]
+    python tests/bench/store.py --out s.jsonl [--memories N] [--postgres-memories N] [--exchanges N]
 
-The case ``scale`` is SQLite with FAISS; ``pgvector`` is PostgreSQL with fewer memories, on a server from a wheel. One
-owner has all N, twenty others 200 each, five 20,000 each. Vectors are synthetic (clusters on the unit sphere, as
+The case ``scale`` is SQLite with FAISS; ``pgvector`` is PostgreSQL with fewer memories, on a server from a wheel;
+``conversation`` is a single one of so many exchanges, searched whole and asked as before each reply. Of the others,
+one owner has all N, twenty others 200 each, five 20,000 each. Vectors are synthetic (clusters on the unit sphere, as
 embeddings lie) and so are the texts: embedding a million texts is not the point. Rows are written in bulk; the rate of
 adding is measured on the ordinary path, one remembered fact after another.
 """
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,10 @@ from common import Results, say
 from sqlalchemy import insert, text
 
 from memstream import RecallConfig
+from memstream.demo import exchanges
 from memstream.memory import Memory, Scope, SqlStore
+from memstream.stores import fulltext, vectors
 from memstream.stores import schema as db
-from memstream.stores import vectors
 
 DIMENSION = 384
 PIECE = 20_000
@@ -125,12 +128,14 @@ class Case:
 
 
 def times(results: Case, name: str, search: Callable[[int], object], n: int = N_QUERIES, **settings: Any) -> None:
-    """Median and 99th percentile of n searches, in milliseconds."""
-    taken = []
+    """Median and 99th percentile of n searches, and the median of what this process computed, in milliseconds."""
+    taken, computed = [], []
     for i in range(n):
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         search(i)
         taken.append(1e3 * (time.perf_counter() - began))
+        computed.append(1e3 * (time.process_time() - busy))
+    results.add(f"cpu_ms_{name}", float(np.median(computed)), "ms", n=n, **settings)
     for label, quantile in (("p50", 0.5), ("p99", 0.99)):
         results.add(f"{label}_ms_{name}", float(np.quantile(taken, quantile)), "ms", n=n, **settings)
 
@@ -159,6 +164,8 @@ def measure(results: Case, url: str, n: int) -> None:
             firsts[user], matrices[user] = first, fill(store, made, space.id, user, size, first)
             first += size
     count_on(store)
+    with store.write() as connection:
+        fulltext.recount(connection)
     if store.path is not None:
         results.add("file_bytes", store.path.stat().st_size, "bytes", memories=first - 1)
     store.close()
@@ -205,6 +212,27 @@ def measure(results: Case, url: str, n: int) -> None:
     memory.close()
 
 
+def converse(results: Case, url: str, n: int) -> None:
+    """Searches one conversation of n exchanges, and recalls from it as before each reply."""
+    memory, scope = Memory(SqlStore.open(url), Clusters(2), RecallConfig()), Scope("n", "u", "c")
+    with memory.open_conversation(scope) as handle:
+        for said, answer in islice(exchanges(11), n):
+            handle.begin_turn("user", said, len(said.split()))
+            handle.finish_turn(handle.begin_turn("assistant", "", 0), answer, len(answer.split()), "complete")
+    memory.flush()
+    asked = [question for question, _ in islice(exchanges(99), N_QUERIES)]
+    memory.search(scope, asked[0])
+    times(results, "whole_search", lambda i: memory.search(scope, asked[i]), exchanges=n)
+
+    def recall(i: int) -> None:
+        memory.recall(
+            scope, [asked[i]], window_from=2 * n - 20, budget_tokens=200, count_tokens=lambda text: len(text.split())
+        )
+
+    times(results, "recall", recall, exchanges=n)
+    memory.close()
+
+
 @contextmanager
 def postgres(folder: Path) -> Iterator[str | None]:
     """The URL of a server that runs meanwhile; None, with a line on stderr, where none is installed."""
@@ -230,11 +258,18 @@ def postgres(folder: Path) -> Iterator[str | None]:
 @click.option(
     "--folder", type=click.Path(path_type=Path), help="Where the stores are made; a temporary folder if not given."
 )
+@click.option(
+    "--exchanges", "n_exchanges", default=3000, show_default=True, help="In the conversation; 0 leaves it out."
+)
 @click.option("--skip-tests", is_flag=True, help="Measure even where the tests were not run; noted in the output.")
-def main(out: Path, memories: int, postgres_memories: int, folder: Path | None, skip_tests: bool) -> None:
-    """Searches a store of a million memories, and one of a hundred thousand in PostgreSQL."""
+def main(
+    out: Path, memories: int, postgres_memories: int, folder: Path | None, n_exchanges: int, skip_tests: bool
+) -> None:
+    """Searches a store of a million memories, one of a hundred thousand in PostgreSQL, and a long conversation."""
     results = Results("store", out, tests=["tests/stores/test_index_protocol.py"], skip_tests=skip_tests)
     with tempfile.TemporaryDirectory(dir=folder) as made:
+        if n_exchanges:
+            converse(Case(results, "conversation"), str(Path(made) / "talk.db"), n_exchanges)
         if memories:
             measure(Case(results, "scale"), str(Path(made) / "store.db"), memories)
         if postgres_memories:

@@ -231,7 +231,7 @@ def check_search(memory: Memory, scope: Scope, rng: random.Random) -> None:
             select(db.Turn.id, db.Turn.text).join(db.Conversation).where(db.Turn.superseded.is_(False), *mine)
         ).all()
         scope_term = f"o{owner}" if scope.user else f"c{conversation}"
-        found = fulltext.turns_with(connection, scope_term, fulltext.words(word)[-1], -1, 0, 10**6)
+        found = fulltext.newest_with(connection, "turn_words", [scope_term], fulltext.words(word)[-1], 10**6)
         wanted = fulltext.words(word)[-1]
         assert sorted(found) == sorted(row.id for row in turns if wanted in fulltext.words(row.text))
         chunks = select(db.Chunk.id).where(

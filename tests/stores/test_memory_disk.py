@@ -88,6 +88,7 @@ import numpy as np, psutil
 from memstream.config import RecallConfig
 from memstream.memory import Memory, Scope, SqlStore
 from memstream.memory.embedder import embed
+from memstream.stores import fulltext
 from tests.stores.tiny import say
 DIMENSION, N = 384, 10_000
 
@@ -123,6 +124,8 @@ with memory.open_conversation(scope) as handle:
                     "VALUES (1, ?, 'window', ?, ?, ?)",
                     (handle.id, 2 + i, 2 + i, f"amber basil number{i}"),
                 )
+            said = connection.exec_driver_sql("SELECT id, text FROM turns WHERE sequence >= ?", (2 + start,))
+            fulltext.add_turns(connection, 1, handle.id, dict(said.all()))
         memory._indexer.wake()
         memory.flush()
     for i in range(20):

@@ -58,7 +58,7 @@ def test_no_scope_ever_sees_another(
     ranked = memory._retriever.rank(asking, [word], window_from=window_from, gate=-1.0, today=date(2026, 11, 30))
     found = {hit.turn.id for hit in ranked.hits if hit.turn is not None}
     assert ranked.n_considered == len(allowed)
-    assert {turn.id for window in ranked.windows for turn in window.turns} <= set(allowed)
+    assert {turn_id for window in ranked.windows for turn_id in window.turn_ids} <= set(allowed)
     assert found <= set(allowed)
     key = words(word)[-1]
     assert {i for i, text in allowed.items() if key in words(text)} <= found  # every turn with the word

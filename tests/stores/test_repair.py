@@ -81,6 +81,8 @@ DAMAGES = [
     ("UPDATE turn_words SET text = 'velvet' WHERE rowid = 1", "turn:1 has the full-text row of another"),
     ("INSERT INTO turn_words (rowid, scope, text) VALUES (99, 'o1 c1', 'velvet')", "a full-text row of turn:99"),
     ("DELETE FROM turn_words_data WHERE id > 100", "a full-text index differs"),
+    ("UPDATE sizes SET n = n + 1 WHERE scope = 'o1'", "another number of full-text rows than is noted"),
+    ("DELETE FROM sizes", "another number of full-text rows than is noted"),
     ("DELETE FROM chunks WHERE first_sequence = 2 AND conversation_id = 2", "a row of embeddings points"),
     ("UPDATE chunks SET text = 'velvet' WHERE id = (SELECT min(id) FROM chunks)", "says something else than its turns"),
     ("UPDATE chunks SET owner_id = 3 WHERE id = (SELECT min(id) FROM chunks)", "belongs to another owner"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from memstream.memory import SqlStore
 from memstream.memory.chunker import MAX_PIECES, estimated_pieces, window_text, windows
 from memstream.memory.dates import find_dates
 from memstream.memory.packing import pack
+from memstream.memory.postings import Postings
 from memstream.memory.query import Query, is_question, make_query
 from memstream.memory.summarizer import invented, sentences, summarise
 from memstream.report import Recalled, Why
@@ -58,10 +60,10 @@ def test_no_text_is_a_syntax_error_and_its_words_are_found(text: str, other: str
         connection.exec_driver_sql("INSERT INTO facts VALUES (1, 1, NULL, '', '2026-01-01 00:00:00')")
         fulltext.add_fact(connection, 1, 1, None, text)
         for term in fulltext.query_terms(text) + fulltext.words(text):
-            assert fulltext.facts_with(connection, "o1", term, 9) == [1]
-            assert fulltext.facts_with(connection, "o11", term, 9) == []
+            assert fulltext.newest_with(connection, "fact_words", ["o1"], term, 9) == [1]
+            assert fulltext.newest_with(connection, "fact_words", ["o11"], term, 9) == []
         for term in fulltext.query_terms(other):
-            fulltext.facts_with(connection, "o1", term, 9)
+            fulltext.newest_with(connection, "fact_words", ["o1"], term, 9)
     store.close()
 
 
@@ -303,3 +305,35 @@ def test_a_note_too_long_for_the_budget_gives_its_best_sentences() -> None:
     (kept,) = pack([], [long], max_notes=3, budget_tokens=10, count_tokens=lambda text: len(text.split()))
     assert kept.text == "The amber key is under the pot."
     assert pack([], [note(1, "word " * 50, 1.0)], max_notes=3, budget_tokens=10, count_tokens=len) == ()
+
+
+def test_once_the_notes_are_full_no_more_are_read() -> None:
+    class Unread(Recalled):
+        def __getattribute__(self, name: str) -> Any:
+            assert name != "text", "read although nothing more can get in"
+            return super().__getattribute__(name)
+
+    unread = Unread(id="turn:9", role="user", text="", time=START, conversation="c", why=Why(score=0.9))
+    found = [note(1, "amber basil", 1.0), note(2, "cedar delta", 0.95)]
+    options: dict[str, Any] = {"budget_tokens": 99, "count_tokens": len}
+    assert [kept.id for kept in pack([], [*found, unread], max_notes=2, **options)] == ["turn:1", "turn:2"]
+    with pytest.raises(AssertionError, match="read although"):
+        pack([], [*found, unread], max_notes=3, **options)
+    asks, tells = note(3, "cedar delta?", 0.95), note(4, "cedar delta", 0.5)
+    assert [kept.id for kept in pack([], [found[0], asks, tells], max_notes=2, **options)] == ["turn:1", "turn:4"]
+
+
+@settings(deadline=None)
+@given(
+    postings=st.lists(st.lists(st.integers(1, 30), max_size=12, unique=True), max_size=5),
+    ids=st.lists(st.integers(1, 30), max_size=12, unique=True),
+    seed=st.integers(0, 99),
+)
+def test_the_best_texts_hold_the_words_that_weigh_most(postings: list[list[int]], ids: list[int], seed: int) -> None:
+    weights = np.random.default_rng(seed).integers(1, 9, len(postings)).astype(np.float64)
+    found = Postings(postings)
+    expected = [[i in mine for mine in postings] for i in ids]
+    assert found.held(np.array(ids, dtype=np.int64)).tolist() == expected
+    weight = {i: sum(w for w, mine in zip(weights, postings, strict=True) if i in mine) for i in chain(*postings)}
+    best = sorted(weight, key=lambda i: (-weight[i], -i))[:4]
+    assert found.best(weights, 4).tolist() == best
