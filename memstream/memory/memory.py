@@ -17,7 +17,7 @@ from memstream.memory.handle import ConversationHandle, sweep_snapshots
 from memstream.memory.hits import Hit, Ranked, through_the_gate
 from memstream.memory.indexer import Indexer
 from memstream.memory.live_index import open_index
-from memstream.memory.packing import PINNED_SHARE, CountTokens, Recall, pack
+from memstream.memory.packing import CountTokens, Recall, pack
 from memstream.memory.present import pinned_facts, recalled, unscored
 from memstream.memory.reranker import Reranker, rerank
 from memstream.memory.retriever import Retriever
@@ -34,6 +34,7 @@ from memstream.stores.base import Scope, storable_text
 from memstream.stores.rows import ConversationInfo
 from memstream.stores.sql import SqlStore
 
+_MOST_PINNED = 1000  # pinned facts, the newest, that a recall looks at
 _TEXTS_SOUGHT = 8  # of a document's passages, those that are searched for again once they are forgotten
 
 
@@ -220,8 +221,7 @@ class Memory(Upkeep):
         passed = self._reranked(query_turns, through_the_gate(ranked.hits))
         with self.store.read() as connection:
             view = view_of(connection, scope, window_from)
-            room = max(0, budget_tokens // PINNED_SHARE)  # for as many of one token
-            pinned = [] if view is None else pinned_facts(connection, view, limit=room)
+            pinned = [] if view is None else pinned_facts(connection, view, limit=_MOST_PINNED)
             found = recalled(connection, passed)
         notes = pack(
             pinned,

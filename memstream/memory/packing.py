@@ -11,7 +11,7 @@ from memstream.memory.summarizer import sentences
 from memstream.report import Recalled
 from memstream.stores.fulltext import query_terms
 
-PINNED_SHARE = 3  # pinned facts may take a third of the budget; what they leave goes to the other notes
+_PINNED_SHARE = 3  # pinned facts may take a third of the budget; what they leave goes to the other notes
 _NEAR_DUPLICATE = 0.8  # share of the words of the shorter text that the longer one has too
 _LEAST_SHARE = 0.2  # of the best score: weaker hits only distract
 
@@ -53,9 +53,11 @@ def pack(
         count_tokens: number of tokens a note's text takes when it is rendered.
     """
     kept: list[_Note] = []
-    room = budget_tokens // PINNED_SHARE
+    room = budget_tokens // _PINNED_SHARE
     spent = 0
     for found_note in pinned:
+        if spent >= room:
+            break
         note = _Note(found_note, count_tokens(found_note.note))
         if spent + note.cost <= room:
             kept.append(note)

@@ -109,12 +109,14 @@ def test_verify(store: Path, command: Command) -> None:
     assert status == 1
     assert json.loads(out)["problems"] == [
         "turn:1 has no full-text row",
+        "a scope has another number of full-text rows than is noted",
         "the events tell of 1 vectors, the store holds 0",
     ]
     status, out, err = command("verify", "--repair")
     assert (status, err) == (0, "")
-    assert out.splitlines()[:2] == [
+    assert out.splitlines()[:3] == [
         "repaired: turn:1 has no full-text row: wrote it",
+        "repaired: a scope has another number of full-text rows than is noted: counted them",
         "repaired: the events tell of 1 vectors, the store holds 0: wrote the events that were missing",
     ]
     assert json.loads(command("verify", "--repair", "--json")[1])["done"] == []
