@@ -30,7 +30,8 @@ from common import Results, data_file, say
 
 from memstream.config import CacheConfig, memstream_home
 from memstream.engine import Engine
-from memstream.models import CATALOG, find_gguf, load_model
+from memstream.models import CATALOG, load_model
+from memstream.models.wheels import find_gguf
 from memstream.streaming.model import StreamingModel
 
 MODEL = "smollm2-135m"
@@ -39,9 +40,10 @@ TESTS = ("tests/unit/test_models_packed.py", "tests/integration/test_oracles.py"
 ROUNDS = 3
 HISTORIES = (250, 1000, 2000, 4000, 8000)
 MOST_ONE_BY_ONE = 2000  # history of those who read it one token at a time
+OLD = ("torch==2.13.0", "numpy<2")
 PEERS = {
-    "attention_sinks": ("torch==2.13.0", "numpy<2", "transformers==4.33.0", "attention-sinks==0.4.0", "accelerate"),
-    "streaming_llm": ("torch==2.13.0", "numpy<2", "transformers==4.33.0"),
+    "attention_sinks": (*OLD, "transformers==4.34.0", "attention-sinks==0.4.0", "accelerate==0.24.1", "einops"),
+    "streaming_llm": (*OLD, "transformers==4.33.0"),
     "llama_cpp": ("llama-cpp-python==0.3.36",),
 }
 
