@@ -179,9 +179,7 @@ class Conversation:
         """Prefills the opening and the latest stored exchanges that fit into the window together."""
         row, engine = self.resident, self.engine
         if self._opening.tokens:
-            row.layout.open_group(OPENING)
-            engine.feed(row, self._opening.tokens)
-            row.layout.close_group()
+            engine.begin(row, self._opening.tokens, key=OPENING)
         # What the pinned tokens do not take of the opening is window too.
         room = row.layout.window_room - row.layout.window - engine.config.evict_tokens
         chosen: list[tuple[Exchange, list[int]]] = []

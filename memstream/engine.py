@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from memstream.config import CacheConfig
 from memstream.errors import BusyError, CapacityError
+from memstream.streaming import snapshot
 from memstream.streaming.decode import Decode
 from memstream.streaming.layout import Layout, Piece
 from memstream.streaming.model import StreamingModel
 from memstream.streaming.row import Row
 
 Compute = Callable[[Sequence[Row], Sequence[Piece], Sequence[Sequence[int]]], Tensor]
+
+
+class Beginning(NamedTuple):
+    """What a row held after its first tokens."""
+
+    tokens: list[int]
+    tensors: dict[str, Tensor]
+    plain: dict[str, Any]
 
 
 class Engine:
@@ -46,6 +56,7 @@ class Engine:
         self.limit = model.position_limit(cache)
         self.cache = model.new_cache(cache, rows=rows)
         self._decoders: dict[int, Decode] = {}  # by how many rows they decode at once
+        self._beginning: Beginning | None = None
         self._free = list(range(rows))
         self.lock = lock or threading.RLock()
 
@@ -129,6 +140,23 @@ class Engine:
                 row.logits = self.model.head(hidden[-1]).float()
                 break
         return done
+
+    def begin(self, row: Row, tokens: Sequence[int], *, key: Hashable) -> None:
+        """Prefills what a conversation begins with, as a group of its own, and keeps it: the next one that begins so
+        copies its keys and values.
+
+        Args:
+            row: just admitted.
+            tokens: ids.
+            key: of the group.
+        """
+        if self._beginning is not None and self._beginning.tokens == list(tokens):
+            snapshot.put(self.cache, row, self._beginning.tensors, self._beginning.plain)
+            return
+        row.layout.open_group(key)
+        self.feed(row, tokens)
+        row.layout.close_group()
+        self._beginning = Beginning(list(tokens), *snapshot.take(self.cache, row))
 
     def retract(self, row: Row, n: int) -> None:
         """Takes back the last ``n`` tokens of the open group, or as many as it still has in the window.

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from memstream import Agent, GenerationConfig, RecallConfig
 from memstream.errors import BusyError, ConfigError, ConversationBusyError
 from memstream.memory import Scope
+from memstream.streaming.model import StreamingModel
 from tests.integration import tiny
 
 
@@ -145,3 +147,35 @@ def test_a_store_in_memory_keeps_nothing(make: Any, tmp_path: Path) -> None:
     assert [info.scope for info in agent.conversations()] == [Scope("default", None, "a"), Scope("default", None, "b")]
     agent.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_conversations_that_begin_alike_compute_their_beginning_once(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    forward = StreamingModel.forward
+
+    def counted(self: StreamingModel, cache: Any, rows: Any, pieces: Any, tokens: Any) -> Any:
+        computed.append(sum(map(len, tokens)))
+        return forward(self, cache, rows, pieces, tokens)
+
+    monkeypatch.setattr(StreamingModel, "forward", counted)
+
+    def logits(agent: Agent, user: str) -> torch.Tensor:
+        with agent.session(user=user) as session:
+            computed.clear()
+            session.chat("hello")
+            row = session._conversation.resident
+            assert row.logits is not None
+            return row.logits.clone()
+
+    long = "You answer in one word. " * 4
+    agent = make(system=long)
+    first, n_first = logits(agent, "a"), sum(computed)
+    second, n_second = logits(agent, "b"), sum(computed)
+    alone = logits(make(system=long, store=tmp_path / "other.db"), "b")
+    assert n_first - n_second == len(agent._template.opening(long).tokens) > 20
+    assert torch.equal(first, second)
+    assert torch.equal(second, alone)
+    other = make(system="Another one.", store=tmp_path / "third.db")
+    assert not torch.equal(logits(other, "b"), alone)
