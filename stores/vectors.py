@@ -254,9 +254,13 @@ def pending_of(connection: Connection, space: SpaceInfo, items: Sequence[Pending
     """Those of the items that are still without a vector, with their texts of now."""
     chunk_ids = [item.id for item in items if item.kind == "chunk"]
     turn_ids = [item.id for item in items if item.kind == "turn"]
-    embedded = select(db.Embedding.chunk_id).where(db.Embedding.space_id == space.id)
+    embedded = select(db.Embedding.chunk_id).where(
+        db.Embedding.space_id == space.id, db.Embedding.chunk_id.in_(chunk_ids)
+    )
     chunks = select(db.Chunk.id, db.Chunk.text).where(db.Chunk.id.in_(chunk_ids), db.Chunk.id.not_in(embedded))
-    own = select(db.TurnEmbedding.turn_id).where(db.TurnEmbedding.space_id == space.id)
+    own = select(db.TurnEmbedding.turn_id).where(
+        db.TurnEmbedding.space_id == space.id, db.TurnEmbedding.turn_id.in_(turn_ids)
+    )
     turns = select(db.Turn.id, db.Turn.text).where(
         db.Turn.id.in_(turn_ids), db.Turn.superseded.is_(False), db.Turn.id.not_in(own)
     )

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import event, text
 
 from memstream.memory import Document, Memory, Scope, reach
-from memstream.stores import fulltext
+from memstream.stores import fulltext, vectors
 from memstream.stores.sql import SqlStore
 from tests.stores.conftest import MakeMemory, Place
 from tests.stores.filled import MONDAY, fill
@@ -181,3 +181,29 @@ def test_sizes_of_an_older_store_are_counted(tmp_path: Path, make_memory: MakeMe
     connection.close()
     SqlStore.open(tmp_path / "a.db").close()
     assert sizes(make_memory(tmp_path / "a.db")) == noted
+
+
+def test_storing_a_vector_reads_as_little_in_a_large_store(tmp_path: Path, make_memory: MakeMemory) -> None:
+    memory = make_memory(tmp_path / "a.db")
+
+    def steps() -> int:
+        """Of SQLite's machine, tens of them, when the newest fact's vector is looked after."""
+        memory.flush()
+        with memory.store.read() as connection:
+            space = vectors.find_space(connection)
+            newest = connection.scalar(text("SELECT max(id) FROM chunks"))
+            assert space is not None
+            n, raw = [0], connection.connection.driver_connection
+            assert isinstance(raw, sqlite3.Connection)
+            raw.set_progress_handler(lambda: n.append(n.pop() + 1), 10)
+            for kind in ("chunk", "turn"):
+                assert vectors.pending_of(connection, space, [vectors.Pending(kind, newest, "")]) == []  # type: ignore[arg-type]
+            raw.set_progress_handler(None, 0)
+        return n[0]
+
+    for i in range(20):
+        memory.remember(USER, f"amber {i}")
+    few = steps()
+    for i in range(600):
+        memory.remember(USER, f"basil {i}")
+    assert steps() <= few + 2
