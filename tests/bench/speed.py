@@ -18,8 +18,7 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -274,28 +273,33 @@ def startup(results: Results) -> None:
             subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
             taken.append(time.perf_counter() - began)
         results.add("startup", metric, statistics.median(taken[1:]), "s")
-    taken = []
-    for _ in range(3):
-        with _chat() as chat:
-            began = time.perf_counter()
-            chat.stdin.write("Hello, who are you?\n")
-            chat.stdin.flush()
-            chat.stdout.read(1)
-            taken.append(time.perf_counter() - began)
-    results.add("startup", "first_token_s", statistics.median(taken), "s", of="a new process, with a line in its pipe")
+    waited = [_chat("Hello, who are you?\n") for _ in range(3)]
+    for metric, seconds in zip(("prompt_s", "first_token_s"), zip(*waited, strict=True), strict=True):
+        results.add("startup", metric, statistics.median(seconds), "s", of="a new process of memstream chat")
 
 
-@contextmanager
-def _chat() -> Iterator[Any]:
+def _chat(line: str) -> tuple[float, float]:
+    """Seconds until a new chat in a terminal shows its prompt, and until a line typed there begins to be answered."""
+    screen, its_end = os.openpty()
     command = [sys.executable, "-c", "from memstream.cli import main; main()", "chat", "--store", "memory"]
-    chat = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1
-    )
+    began = time.perf_counter()
+    chat = subprocess.Popen(command, stdin=its_end, stdout=its_end, stderr=subprocess.DEVNULL)
+    os.close(its_end)
+
+    def until(shown: Callable[[str], bool]) -> float:
+        seen = ""
+        while not shown(seen):
+            seen += os.read(screen, 4096).decode(errors="replace").replace("\r", "")
+        return time.perf_counter() - began
+
     try:
-        yield chat
+        prompt_s = until(lambda seen: "> " in seen)
+        os.write(screen, line.encode())
+        return prompt_s, until(lambda seen: bool(seen.partition(line)[2].strip()))
     finally:
         chat.kill()
-        chat.communicate()
+        chat.wait()
+        os.close(screen)
 
 
 @click.command()
