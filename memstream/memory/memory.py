@@ -261,7 +261,11 @@ class Memory(Upkeep):
 
     def _rank(self, scope: Scope, query_turns: Sequence[str], window_from: int | None) -> Ranked:
         return self._retriever.rank(
-            scope, query_turns, window_from=window_from, gate=self._gate.value(self.config.gate), today=db.now().date()
+            scope,
+            query_turns,
+            window_from=window_from,
+            gate=lambda: self._gate.value(self.config.gate),
+            today=db.now().date(),
         )
 
     def memories(self, scope: Scope, *, limit: int = 50) -> list[Recalled]:

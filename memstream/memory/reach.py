@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -95,9 +96,24 @@ class Reach:
         self.both: Vectors | None = None
         self.dense: dict[int, list[float]] = {}
         self.n_considered = 0
+        shared = [fulltext.scope_words(owner_id, None) for owner_id in view.documents]
+        self._scopes = {"turn": [view.scope_term], "fact": [view.scope_term], "passage": shared}
+        self._sizes: Counter[tuple[str, str]] = Counter()
+        self._in_window: set[int] = set()
         self._dated: dict[int, Span] = {}
         self._not_searched: list[int] = []
         self._near: set[int] = set()
+
+    def count(self, connection: Connection) -> int:
+        """How many memories there are to search; the first step."""
+        self._in_window = set(connection.scalars(_TURNS_IN_WINDOW, self.view.values()))
+        terms = {scope for names in self._scopes.values() for scope in names}
+        self._sizes = fulltext.sizes(connection, {fulltext.ALL, *terms})
+        self.n_considered = sum(map(self._n_rows, self._scopes)) - len(self._in_window)
+        return self.n_considered
+
+    def _n_rows(self, kind: str) -> int:
+        return sum(self._sizes[f"{kind}_words", scope] for scope in self._scopes[kind])
 
     def look_up(self, connection: Connection, gate: float, *, has_vectors: bool) -> None:
         """Finds which turns and facts hold which words, and the keys that may be searched."""
@@ -154,21 +170,14 @@ class Reach:
         return list(postings.best(self.measure.weights, _LEXICAL).tolist())
 
     def _look_up_terms(self, gate: float) -> None:
-        view, terms = self.view, tuple(self.query.terms)
-        shared = [fulltext.scope_words(owner_id, None) for owner_id in view.documents]
-        scopes = {"turn": [view.scope_term], "fact": [view.scope_term], "passage": shared}
-        in_window = set(self._connection.scalars(_TURNS_IN_WINDOW, view.values()))
-        sizes = fulltext.sizes(
-            self._connection, {fulltext.ALL, *(scope for names in scopes.values() for scope in names)}
-        )
-        n = {kind: sum(sizes[f"{kind}_words", scope] for scope in names) for kind, names in scopes.items()}
+        terms = tuple(self.query.terms)
+        n = {kind: self._n_rows(kind) for kind in self._scopes}
         found: dict[str, list[list[int]]] = {}
-        for kind, names in scopes.items():
-            most = _MANY <= n[kind] >= sizes[f"{kind}_words", fulltext.ALL] / _MOST_PART
-            out = in_window if kind == "turn" else set()
+        for kind, names in self._scopes.items():
+            most = _MANY <= n[kind] >= self._sizes[f"{kind}_words", fulltext.ALL] / _MOST_PART
+            out = self._in_window if kind == "turn" else set()
             found[kind] = [self._texts_with(kind, names, term, most, out) if n[kind] else [] for term in terms]
-        n["turn"] -= len(in_window)
-        self.n_considered = sum(n.values())
+        n["turn"] -= len(self._in_window)
         said = [len(turns) + len(facts) for turns, facts in zip(found["turn"], found["fact"], strict=True)]
         if n["turn"] >= _COMMON_TURNS:
             often = n["turn"] / _COMMON_PART

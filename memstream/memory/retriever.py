@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 
 from memstream.memory.embedder import Embedders
@@ -28,7 +28,13 @@ class Retriever:
         self._embedders = embedders
 
     def rank(
-        self, scope: Scope, query_turns: Sequence[str], *, window_from: int | None, gate: float, today: date
+        self,
+        scope: Scope,
+        query_turns: Sequence[str],
+        *,
+        window_from: int | None,
+        gate: Callable[[], float],
+        today: date,
     ) -> Ranked:
         """All candidates, best first; see ``Hit.evidence`` for the gate.
 
@@ -36,7 +42,8 @@ class Retriever:
             scope: whose memories.
             query_turns: the latest turns, newest last; the newest asks.
             window_from: turns of the asking conversation from this sequence on are left out; None: none are.
-            gate: least cosine of a hit that holds half of the words that were asked for.
+            gate: least cosine of a hit that holds half of the words that were asked for; asked only where
+                there is something to search, since it may have to load a model first.
             today: the day of the question.
         """
         # The index is never asked inside a transaction: its lock is taken before the store's, by everybody.
@@ -46,7 +53,11 @@ class Retriever:
             if view is None or query is None:
                 return Ranked([], [], None, 0)
             reach = Reach(view, query)
-            reach.look_up(connection, gate, has_vectors=bool(self._embedders))
+            if not reach.count(connection):
+                return Ranked([], [], None, 0)
+        least = gate()
+        with self._store.read() as connection:
+            reach.look_up(connection, least, has_vectors=bool(self._embedders))
         if self._embedders:
             self._index.refresh()
             if (space := self._index.space) is not None:

@@ -55,7 +55,9 @@ def test_no_scope_ever_sees_another(
         said += [(scope, i, sequences[i], text) for i, text in zip(ids, texts, strict=True)]
     memory.flush()
     allowed = visible(said, asking, window_from)
-    ranked = memory._retriever.rank(asking, [word], window_from=window_from, gate=-1.0, today=date(2026, 11, 30))
+    ranked = memory._retriever.rank(
+        asking, [word], window_from=window_from, gate=lambda: -1.0, today=date(2026, 11, 30)
+    )
     found = {hit.turn.id for hit in ranked.hits if hit.turn is not None}
     assert ranked.n_considered == len(allowed)
     assert {turn_id for window in ranked.windows for turn_id in window.turn_ids} <= set(allowed)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import re
 import sqlite3
+import threading
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ from sqlalchemy import event, text
 
 from memstream.memory import Document, Memory, Scope, reach
 from memstream.stores import fulltext, vectors
+from memstream.stores.base import Vectors
 from memstream.stores.sql import SqlStore
 from tests.stores.conftest import MakeMemory, Place
 from tests.stores.filled import MONDAY, fill
-from tests.stores.tiny import WORDS, count_words, say, sentence
+from tests.stores.tiny import WORDS, TinyEmbedder, count_words, say, sentence
 
 USER = Scope("n", "u", "c")
 _TABLES = r"(?:turns|chunks|facts|embeddings|turn_embeddings|passages)"
@@ -162,7 +165,7 @@ def test_dates_are_looked_up_in_the_scope_alone(make_memory: MakeMemory, place: 
                 handle.finish_turn(handle.begin_turn("assistant", "", 0), f"noted {turn}", 2, "complete")
     memory.flush()
     ranked = memory._retriever.rank(
-        USER, ["What was on 15 May?"], window_from=None, gate=-1.0, today=date(2026, 11, 30)
+        USER, ["What was on 15 May?"], window_from=None, gate=lambda: -1.0, today=date(2026, 11, 30)
     )
     dated = [hit for hit in ranked.hits if "date" in hit.boosts]
     assert dated[0].text == "basil u 15"
@@ -207,3 +210,30 @@ def test_storing_a_vector_reads_as_little_in_a_large_store(tmp_path: Path, make_
     for i in range(600):
         memory.remember(USER, f"basil {i}")
     assert steps() <= few + 2
+
+
+class WaitedFor(TinyEmbedder):
+    """Takes note of whether somebody waited for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited = False
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        self.waited |= threading.current_thread() is threading.main_thread()
+        return super().embed(texts)
+
+
+def test_nobody_waits_for_the_embedder_where_there_is_nothing_to_search(
+    tmp_path: Path, make_memory: MakeMemory
+) -> None:
+    embedder = WaitedFor()
+    memory = make_memory(tmp_path / "a.db", embedder=embedder)
+    asked: dict[str, Any] = {"budget_tokens": 50, "count_tokens": count_words}
+    with memory.open_conversation(USER) as handle:
+        say(handle, "amber", "basil")
+        told = memory.recall(USER, ["amber"], window_from=0, **asked)
+        assert (told.n_considered, told.notes) == (0, ())
+        assert not embedder.waited
+        assert memory.recall(USER, ["amber"], window_from=1, **asked).n_considered == 1
+        assert embedder.waited
