@@ -26,11 +26,14 @@ class Worker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"memstream-{name}")
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Queues a job; after ``shutdown`` it is dropped."""
+        """Queues a job; after ``shutdown``, and while the interpreter ends, it is dropped."""
         with self._lock:
             if self._closed:
                 return
-            future = self._thread.submit(self._told, job)
+            try:
+                future = self._thread.submit(self._told, job)
+            except RuntimeError:  # the interpreter ends, and threads end before what is registered with atexit
+                return
             done = [job for job in self._jobs if job.done()]
             self._failed = self._failed or next((e for job in done if (e := job.exception()) is not None), None)
             self._jobs = [job for job in self._jobs if not job.done()]

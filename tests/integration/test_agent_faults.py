@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from memstream.memory import Memory, Scope, SqlStore, handle
 from memstream.models import load_model
 from tests.integration import tiny
 
+ROOT = Path(__file__).resolve().parents[2]
 CACHE = CacheConfig(cache_tokens=512, memory_tokens=192, evict_tokens=16, chunk_tokens=16)
 LONG = GenerationConfig(max_new_tokens=300)
 
@@ -262,3 +265,19 @@ def test_what_load_model_returned_is_a_model(model_folder: Path, tmp_path: Path)
         said = agent.chat("hello").text
     with Agent(model=str(model_folder), store=tmp_path / "b.db", device="cpu", **settings) as agent:
         assert agent.chat("hello").text == said
+
+
+def test_a_process_may_end_in_the_middle_of_a_stream(model_folder: Path, tmp_path: Path) -> None:
+    code = f"""
+from memstream import Agent
+from tests.integration import tiny
+agent = Agent({str(model_folder)!r}, store={str(tmp_path / "a.db")!r}, cache=tiny.CACHE, embedder=tiny.WordEmbedder())
+stream = agent.session(user="u", name="c").stream("my harbour is Valparaiso")
+next(stream)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "Traceback" not in done.stderr
+    memory = Memory(SqlStore.open(tmp_path / "a.db"), tiny.WordEmbedder(), RecallConfig())
+    with memory.open_conversation(Scope("default", "u", "c")) as handle:
+        assert [(turn.role, turn.state) for turn in handle.turns()] == [("user", "complete"), ("assistant", "cut")]
+    memory.close()
