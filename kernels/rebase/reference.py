@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from memstream.kernels.ring_write.reference import dequantise, quantise
@@ -24,7 +25,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, partner: Tensor) -> Tensor:
         A new tensor, [..., D] of x's type; the turning itself is done in float32.
     """
     wide = x.float()
-    return (wide * cos + wide[..., partner] * sin).to(x.dtype)
+    return torch.addcmul(wide * cos, wide.index_select(-1, partner), sin).to(x.dtype)
 
 
 def rebase(

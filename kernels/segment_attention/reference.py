@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from memstream.kernels.rebase.reference import rotate
+
 
 def segment_attention(
     query: Tensor,
@@ -33,12 +35,11 @@ def segment_attention(
     if out is None:
         out = torch.empty(batch, n, heads, dim, dtype=query.dtype, device=query.device)
     scaled = query.float() * scaling
-    partners = scaled.index_select(-1, partner)
     for alike, row, position, own in _alike(rows.tolist(), positions.tolist(), parts.tolist()):
         turned = {0: scaled[alike]}
         for p, (_, length, _, shift) in enumerate(own):
-            if length and shift not in turned:  # see ``rebase.rotate``
-                turned[shift] = torch.addcmul(turned[0] * cos[alike.start, p], partners[alike], sin[alike.start, p])
+            if length and shift not in turned:
+                turned[shift] = rotate(turned[0], cos[alike.start, p], sin[alike.start, p], partner)
         stored = slice(row, row + len(turned[0]))
         attended = _attend(
             turned,

@@ -28,6 +28,8 @@ HELP = """/remember TEXT   pin a fact
 /help            this list
 /quit            leave (also Ctrl-D; Ctrl-C stops a reply, twice leaves)"""
 
+_LOADING = "loading the model ..."
+
 
 @click.command("chat")
 @click.option("--model", default=None, help="Alias, hub id, folder or .gguf file.  [default: smollm2-135m]")
@@ -98,16 +100,16 @@ def command(
             agent = stack.enter_context(Agent(**settings))
             return stack.enter_context(agent.session(user=user, name=name))
 
-        opening = _Opening(open_session)
         screen = _Shown(show_memory=show_memory, as_lines=as_lines)
-        if message is not None:
-            screen.turn(opening.session(), message)
+        if message is not None or not sys.stdin.isatty():
+            _note(_LOADING)
+            session = open_session()
+            if message is None:
+                return int(_converse(lambda: session, screen, (line.rstrip("\n") for line in sys.stdin)))
+            screen.turn(session, message)
             return 0
-        if not sys.stdin.isatty():
-            session = opening.session()
-            return int(_converse(lambda: session, screen, (line.rstrip("\n") for line in sys.stdin)))
         _note("say something; /help lists commands")
-        opening.begin()
+        opening = _Opening(open_session)
         with contextlib.suppress(KeyboardInterrupt):
             _converse(opening.session, screen, _typed(opening))
         opening.leave()
@@ -115,21 +117,12 @@ def command(
 
 
 class _Opening:
-    """The session, opened in a thread of its own while somebody types the first line, or now."""
+    """The session, opened in a thread of its own while somebody types the first line."""
 
     def __init__(self, open_session: Callable[[], Session]) -> None:
         self._open = open_session
         self._future: Future[Session] = Future()
-        self._begun = self._at_prompt = False
-
-    @property
-    def failed(self) -> bool:
-        """True where it was tried in vain; ``session`` tells why."""
-        return self._future.done() and self._future.exception() is not None
-
-    def begin(self) -> None:
-        """Begins to open it."""
-        self._begun = True
+        self._at_prompt = False
         threading.Thread(target=self._run, name="opening", daemon=True).start()
 
     def _run(self) -> None:
@@ -140,17 +133,19 @@ class _Opening:
             if self._at_prompt:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
+    @property
+    def failed(self) -> bool:
+        """True where it was tried in vain; ``session`` tells why."""
+        return self._future.done() and self._future.exception() is not None
+
     def session(self) -> Session:
         """Waits until it is open.
 
         Raises:
             MemstreamError: it cannot be opened.
         """
-        if not self._future.done() and sys.stderr.isatty():
-            _note("loading the model ...")
-        if not self._begun:
-            self._begun = True
-            self._future.set_result(self._open())
+        if not self._future.done():
+            _note(_LOADING)
         return self._future.result()
 
     @contextlib.contextmanager
@@ -304,4 +299,6 @@ def _interruptible(session: Session) -> Iterator[None]:
 
 
 def _note(text: str) -> None:
-    click.secho(text, dim=True, err=True)
+    """Tells somebody who looks."""
+    if sys.stderr.isatty():
+        click.secho(text, dim=True, err=True)

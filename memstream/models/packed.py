@@ -126,18 +126,18 @@ class PackedLinear(nn.Module):
     Args:
         layers: whose weights are taken; several are computed as one, their outputs side by side.
         bits: of the packed form; shapes that four bits cannot take are held in eight.
-        blocks: the four-bit form of each layer, where it is known.
+        blocks: the four-bit form of each layer, where it is known; empty where none is.
     """
 
     packed: Tensor
     scales: Tensor
 
-    def __init__(self, layers: Sequence[nn.Linear], bits: Bits, blocks: Sequence[Blocks | None] = (None,)) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], bits: Bits, blocks: Sequence[Blocks | None] = ()) -> None:
         super().__init__()
         weights = [layer.weight.detach() for layer in layers]
         self.bits: Bits = 4 if bits == 4 and all(map(packs_in_four_bits, weights)) else 8
         if self.bits == 4:
-            known = [b or Blocks.rounded(w) for b, w in zip(blocks, weights, strict=True)]
+            known = [b or Blocks.rounded(w) for b, w in zip(blocks or [None] * len(weights), weights, strict=True)]
             packed, scales = _four_bits(Blocks.joined(known))
         else:
             packed, scales = map(torch.cat, zip(*map(_eight_bits, weights), strict=True))

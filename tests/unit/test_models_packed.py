@@ -156,19 +156,19 @@ def test_a_model_of_other_weights_leaves_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_siblings_compute_once_what_each_would_alone(bits: packed.Bits, rows: int, bias: bool) -> None:
     layers = [nn.Linear(K, n, bias=bias).requires_grad_(False) for n in (48, 16, 32)]
-    product = PackedLinear(layers, bits, [None] * 3)
+    product = PackedLinear(layers, bits)
     siblings = Siblings(product, [48, 16, 32])
     inputs: list[Tensor] = []
     product.register_forward_hook(lambda module, args, output: inputs.append(args[0]))
     one, other = torch.randn(2, 1, rows, K)
     for x in (one, other, one):
         for layer, part in zip(layers, siblings.parts, strict=True):
-            alone = PackedLinear([layer], bits, [None])(x)
+            alone = PackedLinear([layer], bits)(x)
             torch.testing.assert_close(part(x), alone, rtol=0, atol=1e-5)
     assert [any(x is given for given in (one, other)) for x in inputs] == [True] * 3
     siblings.parts[0](one)
-    torch.testing.assert_close(siblings.parts[1](other), PackedLinear([layers[1]], bits, [None])(other))
-    torch.testing.assert_close(siblings.parts[1](other), PackedLinear([layers[1]], bits, [None])(other))
+    torch.testing.assert_close(siblings.parts[1](other), PackedLinear([layers[1]], bits)(other))
+    torch.testing.assert_close(siblings.parts[1](other), PackedLinear([layers[1]], bits)(other))
 
 
 def test_siblings_of_a_model_share_a_product() -> None:
