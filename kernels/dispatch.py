@@ -23,7 +23,7 @@ def triton_runs(tensor: Tensor) -> bool:
         KernelUnavailableError: Triton was asked for and cannot run there.
     """
     choice = kernel_choice()
-    if choice == "torch" or (choice == "auto" and not tensor.is_cuda):
+    if choice in ("torch", "native") or (choice == "auto" and not tensor.is_cuda):
         return False
     missing = why_no_triton(tensor.device)
     if choice == "triton" and missing:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, cast, get_args
 from memstream.errors import ConfigError, StoreError
 
 MemoryPosition = Literal["before_turn", "after_sinks"]
-KernelChoice = Literal["auto", "torch", "triton"]
+KernelChoice = Literal["auto", "torch", "native", "triton"]
 KvDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 SummarizerChoice = Literal["extractive", "model"]
 WeightsChoice = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
@@ -40,8 +40,8 @@ def default_store() -> Path:
 
 
 def kernel_choice() -> KernelChoice:
-    """Which implementation of the kernels is asked for by ``$MEMSTREAM_KERNELS``: ``auto`` (the default), ``torch``
-    or ``triton``.
+    """Which implementation of the kernels is asked for by ``$MEMSTREAM_KERNELS``: ``auto`` (the default), ``torch``,
+    ``native`` (C, on the CPU) or ``triton`` (on a card).
 
     Raises:
         ConfigError: another value.

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from memstream.kernels.dispatch import triton_runs
-from memstream.kernels.segment_attention import reference
+from memstream.kernels.segment_attention import flash, reference
+from memstream.kernels.segment_attention.reference import Attend, Run, runs
 
-__all__ = ["segment_attention", "work_floats"]
+__all__ = ["Run", "on_cpu", "runs", "segment_attention", "work_floats"]
+
+
+def on_cpu(query: Tensor, softcap: float | None, key_scales: Tensor | None) -> Attend:
+    """What attends where Triton does not run."""
+    if flash.takes(query, softcap, key_scales):
+        return partial(flash.attend, products=query.dtype)
+    return reference.attend
 
 
 def work_floats(query: Tensor, keys: Tensor) -> int:
@@ -46,7 +56,8 @@ def segment_attention(
     Slots outside the parts are never read. Rows may differ in everything but n.
 
     Args:
-        query: [B, H, n, D], of row i rotated to positions ``positions[i] .. positions[i]+n-1``.
+        query: [B, H, n, D], of row i rotated to positions ``positions[i] .. positions[i]+n-1``. On the CPU products
+            are of its type.
         keys: [R, K, C, D], one layer's keys; those of the new tokens are already in their slots.
         values: [R, K, C, D].
         rows: [B] int32, which of the R rows each one is; a view of one table with the other int32 tensors.
@@ -73,7 +84,7 @@ def segment_attention(
     if triton_runs(keys):
         from memstream.kernels.segment_attention.kernel import launch as attend
     else:
-        attend = reference.segment_attention
+        attend = partial(reference.segment_attention, attend=on_cpu(query, softcap, key_scales))
     return attend(
         query,
         keys,

@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from memstream.kernels.native import MOST_ROWS, NativeProduct, native_runs, packs
+
 GROUP = 32  # weights that share a step and an offset in four bits, as in GGUF's Q4 blocks
 LEVELS = 16
 BLOCKS = "blocks.safetensors"
@@ -30,6 +32,11 @@ Bits = Literal[4, 8]
 def multiplies_bfloat16() -> bool:
     """True where the processor has instructions for bfloat16 products."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def rounds_products(model: Any) -> bool:
+    """True where a model's products with many rows are made in bfloat16 between values in float32."""
+    return multiplies_bfloat16() and any(isinstance(module, PackedLinear) for module in model.modules())
 
 
 def few_rows() -> int:
@@ -121,32 +128,53 @@ def packs_in_four_bits(weight: Tensor) -> bool:
 class PackedLinear(nn.Module):
     """A linear layer, or several of one input, whose weights are held twice: packed for few rows, wide for many.
 
-    Packed weights of several layers are one; the wide ones stay where they are, in a file that is mapped perhaps.
+    Packed weights of several layers are one. The wide ones are laid out as the processor's bfloat16 products want
+    them; those in float32 stay where they are, in a file that is mapped perhaps.
 
     Args:
         layers: whose weights are taken; several are computed as one, their outputs side by side.
         bits: of the packed form; shapes that four bits cannot take are held in eight.
         blocks: the four-bit form of each layer, where it is known; empty where none is.
+        plain: keep the wide weights as ``weight``, for others to read.
     """
 
     packed: Tensor
     scales: Tensor
 
-    def __init__(self, layers: Sequence[nn.Linear], bits: Bits, blocks: Sequence[Blocks | None] = ()) -> None:
+    def __init__(
+        self,
+        layers: Sequence[nn.Linear],
+        bits: Bits,
+        blocks: Sequence[Blocks | None] = (),
+        *,
+        plain: bool = False,
+    ) -> None:
         super().__init__()
         weights = [layer.weight.detach() for layer in layers]
         self.bits: Bits = 4 if bits == 4 and all(map(packs_in_four_bits, weights)) else 8
+        self.bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+        self.native: NativeProduct | None = None
+        native = native_runs() and packs(sum(map(len, weights)), weights[0].shape[1])
         if self.bits == 4:
             known = [b or Blocks.rounded(w) for b, w in zip(blocks or [None] * len(weights), weights, strict=True)]
-            packed, scales = _four_bits(Blocks.joined(known))
+            joined = Blocks.joined(known)
+            if native:
+                self.native = NativeProduct(joined.levels, joined.step, joined.low, self.bias)
+            else:
+                packed, scales = _four_bits(joined)
         else:
             packed, scales = map(torch.cat, zip(*map(_eight_bits, weights), strict=True))
-        self.few_rows = few_rows()
-        self.register_buffer("packed", packed)
-        self.register_buffer("scales", scales)
-        wide = torch.bfloat16 if multiplies_bfloat16() else torch.float32
-        self._wide = [weight.to(wide) for weight in weights]
-        self.bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+            if native:
+                self.native = NativeProduct(packed, scales, None, self.bias)
+        self.few_rows = few_rows() if self.native is None else MOST_ROWS
+        self.register_buffer("packed", packed if self.native is None else self.native.packed)
+        self.register_buffer("scales", scales if self.native is None else torch.empty(0))
+        self._ordered: Tensor | None = None
+        self._wide = weights
+        if multiplies_bfloat16():
+            wide = torch.cat([weight.bfloat16() for weight in weights])
+            self._wide = [wide] if plain else []
+            self._ordered = None if plain else torch.ops.mkldnn._reorder_linear_weight(wide)
 
     @property
     def weight(self) -> Tensor:
@@ -157,7 +185,11 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] to [..., N], of the same type."""
         rows = x.reshape(-1, x.shape[-1])
-        if len(rows) > self.few_rows:
+        if self.native is not None and len(rows) <= self.few_rows:
+            return self.native(rows.float()).to(x.dtype).view(*x.shape[:-1], -1)
+        if len(rows) > self.few_rows and self._ordered is not None:
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(rows.bfloat16(), self._ordered, None, "none", [], "")
+        elif len(rows) > self.few_rows:
             given = rows.to(self._wide[0].dtype)
             products = [linear(given, weight) for weight in self._wide]
             out = products[0] if len(products) == 1 else torch.cat(products, dim=-1)
@@ -197,11 +229,19 @@ class _Part(nn.Module):
         super().__init__()
         if number == 0:
             self.product = siblings.product  # so that it is found in the model, once
-        self._siblings, self._number = siblings, number
+        self.siblings, self._number = siblings, number
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] to [..., N]."""
-        return self._siblings.take(self._number, x)
+        return self.siblings.take(self._number, x)
+
+
+def native_product(layers: Sequence[nn.Module]) -> NativeProduct | None:
+    """What computes layers of one input side by side in the native kernels; None where something else does."""
+    first = layers[0]
+    if isinstance(first, _Part):
+        return first.product.native if len(first.siblings.parts) == len(layers) else None
+    return first.native if isinstance(first, PackedLinear) and len(layers) == 1 else None
 
 
 def _four_bits(blocks: Blocks) -> tuple[Tensor, Tensor]:
@@ -235,7 +275,7 @@ def pack(model: Any, bits: Bits, folder: Path | None = None) -> None:
     for names in _families(model):
         layers = [model.get_submodule(name) for name in names]
         blocks = [Blocks.of_tensors(known, name) if f"{name}.levels" in known else None for name in names]
-        product = PackedLinear(layers, 8 if layers[0] is output else bits, blocks)
+        product = PackedLinear(layers, 8 if layers[0] is output else bits, blocks, plain=layers[0] is output)
         parts = [product] if len(names) == 1 else Siblings(product, [len(layer.weight) for layer in layers]).parts
         for name, part in zip(names, parts, strict=True):
             model.set_submodule(name, part)

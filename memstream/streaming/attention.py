@@ -58,9 +58,10 @@ def attend(
     scales = {"key_scales": step.cache.key_scales[layer], "value_scales": step.cache.value_scales[layer]}
     cos, sin, partner = step.turns(step.ropes[layer])
     batch, heads, n, dim = query.shape
+    given = query if step.products is None else query.to(step.products)
     ring_write(keys, values, key, value, rows=step.rows, slots=step.slots, **scales)
     attended = segment_attention(
-        query,
+        given,
         keys,
         values,
         rows=step.rows,
@@ -73,11 +74,11 @@ def attend(
         width=sliding_window,
         softcap=softcap,
         sink_logits=s_aux,
-        out=step.buffer("attended", (batch, n, heads, dim), query.dtype),
-        work=step.buffer("work", (work_floats(query, keys),), torch.float32),
+        out=step.buffer("attended", (batch, n, heads, dim), given.dtype),
+        work=step.buffer("work", (work_floats(given, keys),), torch.float32),
         **scales,
     )
-    return attended, None
+    return attended.to(query.dtype), None
 
 
 AttentionInterface.register(NAME, attend)

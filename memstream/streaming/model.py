@@ -15,6 +15,7 @@ from memstream.kernels.dispatch import explain as explain_kernels
 from memstream.kernels.dispatch import triton_runs
 from memstream.kernels.rebase import rebase
 from memstream.kernels.token_nll import token_nll
+from memstream.models.packed import rounds_products
 from memstream.streaming.attention import NAME
 from memstream.streaming.cache import Cache
 from memstream.streaming.frames import Rope
@@ -37,6 +38,8 @@ SUPPORTED = {
     "qwen3": False,
     "smollm3": False,
 }
+
+_MANY_QUERIES = 16  # from which on rounding the keys of a whole cache to bfloat16 is less work than it saves
 
 _ABSOLUTE = "it adds a learned position to every token, so a cached token cannot move closer"
 _ALIBI = "its attention adds ALiBi biases, which memstream does not compute yet"
@@ -107,6 +110,7 @@ class StreamingModel:
         self.device: torch.device = self._head.weight.device
         self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         triton_runs(self._head.weight)
+        self.rounds_products = rounds_products(model)
         self.vocabulary: int = self._head.weight.shape[0]
         self.reads_positions_on_host = _frequency_switch(self.config) is not None
         self.ropes = _ropes(self.body, self.config, self.device)
@@ -174,7 +178,9 @@ class StreamingModel:
             [B, n, E] last hidden states.
         """
         with self.on_device():
-            step = Step(cache, self.ropes, rows=len(rows), n=len(tokens[0]))
+            n = len(tokens[0])
+            coarse = self.rounds_products and n >= _MANY_QUERIES
+            step = Step(cache, self.ropes, rows=len(rows), n=n, products=torch.bfloat16 if coarse else None)
             step.fill(rows, pieces, tokens)
             return self.run(step)
 

@@ -25,6 +25,7 @@ class Step:
         ropes: the rotary embedding of each layer; equal ones are one object.
         rows: B.
         n: new tokens in each row.
+        products: type of the queries, and so of attention's products; None: as they come.
 
     Attributes:
         tokens: [B, n] int64 on the device.
@@ -35,9 +36,11 @@ class Step:
         position_ids: [B, n] int64, stored positions of all new tokens.
     """
 
-    def __init__(self, cache: Cache, ropes: Sequence[Rope], *, rows: int, n: int) -> None:
+    def __init__(
+        self, cache: Cache, ropes: Sequence[Rope], *, rows: int, n: int, products: torch.dtype | None = None
+    ) -> None:
         device = cache.keys[0].device
-        self.cache, self.ropes = cache, ropes
+        self.cache, self.ropes, self.products = cache, ropes, products
         self._host = torch.zeros(rows, 2 + 4 * PARTS + 2 * n, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._table = self._host if device.type == "cpu" else torch.empty_like(self._host, device=device)
         self.rows, self.positions = self._table[:, 0], self._table[:, 1]

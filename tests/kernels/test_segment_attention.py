@@ -7,10 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from memstream.kernels.segment_attention import kernel, reference
+from memstream.kernels import segment_attention
+from memstream.kernels.segment_attention import flash, kernel, reference
 from tests.kernels.cases import DEVICE, TOLERANCE, Attention
 
-BOTH = pytest.mark.parametrize("attend", [reference.segment_attention, kernel.launch], ids=["reference", "triton"])
+
+def on_cpu(**arguments: Any) -> torch.Tensor:
+    """Torch's flash attention for all it takes; the rest is the reference's."""
+    given = [arguments[name] for name in ("query", "softcap", "key_scales")]
+    if not flash.takes(*given):
+        pytest.skip("not for the CPU path")
+    return reference.segment_attention(**arguments, attend=segment_attention.on_cpu(*given))
+
+
+EVERY = pytest.mark.parametrize(
+    "attend", [reference.segment_attention, on_cpu, kernel.launch], ids=["reference", "cpu", "triton"]
+)
 FEATURES: list[dict[str, Any]] = [
     {},
     {"width": 7},
@@ -43,7 +55,7 @@ def check(attend: Any, case: Attention) -> None:
     torch.testing.assert_close(got.double(), case.expected(), atol=TOLERANCE[case.dtype], rtol=0)
 
 
-@BOTH
+@EVERY
 def test_without_buffers_it_makes_its_own(attend: Any) -> None:
     case = Attention()
     got = attend(**case.arguments)
@@ -51,20 +63,20 @@ def test_without_buffers_it_makes_its_own(attend: Any) -> None:
     torch.testing.assert_close(got.double(), case.expected(), atol=TOLERANCE[case.dtype], rtol=0)
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize("n", [1, 5, 23])
 @pytest.mark.parametrize("features", FEATURES, ids=str)
 def test_features(attend: Any, features: dict[str, Any], n: int) -> None:
     check(attend, Attention(**features, n=n, seed=n))
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_models(attend: Any, model: dict[str, Any]) -> None:
     check(attend, Attention(**model, n=3))
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize("n", [1, 9])
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -72,20 +84,20 @@ def test_types(attend: Any, dtype: torch.dtype, kv_dtype: torch.dtype | None, n:
     check(attend, Attention(dtype=dtype, kv_dtype=kv_dtype, n=n))
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize("dim", [6, 64, 80, 96, 128, 256])
 def test_head_dimensions(attend: Any, dim: int) -> None:
     check(attend, Attention(dim=dim, n=2, rows=2))
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (9, 3), (8, 8), (32, 1)])
 @pytest.mark.parametrize("n", [1, 4, 40])
 def test_grouped_heads(attend: Any, heads: int, kv_heads: int, n: int) -> None:
     check(attend, Attention(heads=heads, kv_heads=kv_heads, n=n, rows=2))
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize("seed", range(6))
 def test_many_streams(attend: Any, seed: int) -> None:
     check(attend, Attention(rows=4, seed=seed, slots=40 + 13 * seed, n=1 + seed % 3, before_turn=seed % 2 == 0))

@@ -1,0 +1,559 @@
+/* Products with packed weights, and the decode step of a model of Llama's shape, for a CPU.
+ *
+ * A product with a few rows waits for its weights, so they are read once, in few bits, for all rows. Sixteen outputs lie
+ * side by side, one in each lane of a vector, so that no sum crosses lanes. Inputs are rounded to eight bits with a
+ * scale for each 32 of them, where the processor multiplies bytes (AVX-512 VNNI); elsewhere they stay in float32.
+ *
+ * Packed weights [N, K]: for each 16 outputs, for each block of 32 inputs:
+ *   four bits:  16 steps, 16 lows, and the levels of 8 quads of inputs; two quads share their bytes
+ *   eight bits: the levels of 8 quads; the 16 steps come once, after the last block
+ * A quad is four inputs that follow each other; its 64 bytes are [16 outputs][4 inputs].
+ */
+
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+#define BLOCK 32
+#define QUADS (BLOCK / 4)
+#define MOST_ROWS 16
+#define MOST_THREADS 64
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float vec_u __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+
+#if defined(__AVX512VNNI__) && defined(__AVX512F__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#define BYTES 1
+typedef uint16_t scale_t; /* float16, as in the blocks of GGUF */
+#else
+#define BYTES 0
+typedef float scale_t;
+#endif
+
+static inline vec load(const float *p) { return *(const vec_u *)p; }
+static inline void store(float *p, vec v) { *(vec_u *)p = v; }
+static inline vec spread(float x) { return x - (vec){0}; }
+
+static inline vec pick(ivec where, vec one, vec other) { return (vec)(((ivec)one & where) | ((ivec)other & ~where)); }
+
+static inline vec scales(const scale_t *p) {
+#if BYTES
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#else
+    return load(p);
+#endif
+}
+
+static inline float total(vec v) {
+#if BYTES
+    return _mm512_reduce_add_ps((__m512)v);
+#else
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    return v[0];
+#endif
+}
+
+/* e^x within -87 and 87, to the last bit or two of float32 (Cephes' polynomial). */
+static inline vec exp_of(vec x) {
+    x = pick(x < -87.0f, spread(-87.0f), x);
+    x = pick(x > 87.0f, spread(87.0f), x);
+    vec n = x * 1.44269504f + 12582912.0f; /* rounds to a whole number */
+    ivec whole = (ivec)n - 0x4b400000;
+    n = n - 12582912.0f;
+    x = x - n * 0.693359375f - n * -2.12194440e-4f;
+    vec y = spread(1.9875691500e-4f);
+    y = y * x + 1.3981999507e-3f;
+    y = y * x + 8.3334519073e-3f;
+    y = y * x + 4.1665795894e-2f;
+    y = y * x + 1.6666665459e-1f;
+    y = y * x + 5.0000001201e-1f;
+    y = y * x * x + x + 1.0f;
+    return y * (vec)((whole + 127) << 23);
+}
+
+/* ---- packed weights ---- */
+
+typedef struct {
+    const uint8_t *weights;
+    const float *bias; /* [N] or NULL */
+    int32_t outputs, inputs, bits, unused;
+} Product;
+
+#define LEVELS_4 (QUADS / 2 * 4 * LANES)
+#define LEVELS_8 (QUADS * 4 * LANES)
+#define SCALES_4 (2 * LANES * (int)sizeof(scale_t))
+#define BLOCK_4 (SCALES_4 + LEVELS_4)
+
+int64_t ms_packed_bytes(int64_t outputs, int64_t inputs, int bits) {
+    int64_t groups = outputs / LANES, blocks = inputs / BLOCK;
+    return bits == 4 ? groups * blocks * BLOCK_4 : groups * (blocks * LEVELS_8 + 4 * LANES);
+}
+
+/* levels [N, K] 0..15, step and low [N, K/32] */
+void ms_pack_4(const uint8_t *levels, const float *step, const float *low, int64_t outputs, int64_t inputs, uint8_t *to) {
+    int64_t blocks = inputs / BLOCK;
+    for (int64_t group = 0; group < outputs / LANES; group++)
+        for (int64_t b = 0; b < blocks; b++, to += BLOCK_4) {
+            scale_t of_block[2 * LANES];
+            for (int i = 0; i < LANES; i++) {
+                int64_t row = group * LANES + i;
+#if BYTES
+                of_block[i] = _cvtss_sh(step[row * blocks + b], _MM_FROUND_TO_NEAREST_INT);
+                of_block[LANES + i] = _cvtss_sh(low[row * blocks + b], _MM_FROUND_TO_NEAREST_INT);
+#else
+                of_block[i] = step[row * blocks + b];
+                of_block[LANES + i] = low[row * blocks + b];
+#endif
+                const uint8_t *from = levels + row * inputs + b * BLOCK;
+                for (int q = 0; q < QUADS; q += 2)
+                    for (int j = 0; j < 4; j++)
+                        to[SCALES_4 + (q / 2 * LANES + i) * 4 + j] = from[4 * q + j] | from[4 * q + 4 + j] << 4;
+            }
+            memcpy(to, of_block, sizeof of_block);
+        }
+}
+
+/* levels [N, K] -127..127, step [N] */
+void ms_pack_8(const int8_t *levels, const float *step, int64_t outputs, int64_t inputs, uint8_t *to) {
+    int64_t blocks = inputs / BLOCK;
+    for (int64_t group = 0; group < outputs / LANES; group++) {
+        for (int64_t b = 0; b < blocks; b++, to += LEVELS_8)
+            for (int i = 0; i < LANES; i++)
+                for (int k = 0; k < BLOCK; k++)
+                    to[(k / 4 * LANES + i) * 4 + k % 4] =
+                        (uint8_t)(levels[(group * LANES + i) * inputs + b * BLOCK + k] + 128);
+        memcpy(to, step + group * LANES, 4 * LANES);
+        to += 4 * LANES;
+    }
+}
+
+/* ---- inputs ---- */
+
+/* One row of inputs, as products take it: eight bits with a scale for each block, or as it is. */
+typedef struct {
+#if BYTES
+    int8_t *levels;
+    float *scale; /* of each block */
+#else
+    const float *values;
+#endif
+    float *sum; /* of each block */
+} Input;
+
+static int64_t input_floats(int64_t inputs) { return inputs / 4 + 2 * (inputs / BLOCK) + LANES; }
+
+/* Rounds x [K] into room of input_floats(K). */
+static Input input_of(const float *x, int64_t inputs, float *room) {
+    int64_t blocks = inputs / BLOCK;
+    Input in;
+    in.sum = room;
+#if BYTES
+    in.scale = room + blocks;
+    in.levels = (int8_t *)(room + 2 * blocks);
+    for (int64_t b = 0; b < blocks; b++) {
+        __m512 one = _mm512_loadu_ps(x + b * BLOCK), other = _mm512_loadu_ps(x + b * BLOCK + LANES);
+        float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(one), _mm512_abs_ps(other)));
+        float by = most > 0 ? 127.0f / most : 0.0f;
+        __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(one, _mm512_set1_ps(by)));
+        __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(other, _mm512_set1_ps(by)));
+        _mm_storeu_si128((__m128i *)(in.levels + b * BLOCK), _mm512_cvtsepi32_epi8(first));
+        _mm_storeu_si128((__m128i *)(in.levels + b * BLOCK + LANES), _mm512_cvtsepi32_epi8(second));
+        in.scale[b] = most / 127.0f;
+        in.sum[b] = in.scale[b] * _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+    }
+#else
+    in.values = x;
+    for (int64_t b = 0; b < blocks; b++) in.sum[b] = total(load(x + b * BLOCK) + load(x + b * BLOCK + LANES));
+#endif
+    return in;
+}
+
+/* ---- products ---- */
+
+#if !BYTES
+/* Adds the products of a quad's 64 bytes with four inputs. */
+static inline vec quad_product(const uint8_t *bytes, const float *x, int shift, int mask, vec sum) {
+    ivec four;
+    memcpy(&four, bytes, sizeof four); /* a lane holds the four bytes of its output */
+    for (int j = 0; j < 4; j++) sum += __builtin_convertvector((four >> (8 * j + shift)) & mask, vec) * x[j];
+    return sum;
+}
+#endif
+
+/* Sixteen outputs of m rows: out[row][16]. m is a constant wherever this is inlined. */
+static inline __attribute__((always_inline)) void sixteen_4(const uint8_t *w, const Input *in, int64_t blocks, int m,
+                                                            vec *out) {
+    for (int r = 0; r < m; r++) out[r] = (vec){0};
+    for (int64_t b = 0; b < blocks; b++, w += BLOCK_4) {
+        vec step = scales((const scale_t *)w), low = scales((const scale_t *)w + LANES);
+        const uint8_t *levels = w + SCALES_4;
+#if BYTES
+        __m512i sums[MOST_ROWS];
+        for (int r = 0; r < m; r++) sums[r] = _mm512_setzero_si512();
+        const __m512i mask = _mm512_set1_epi8(15);
+        for (int q = 0; q < QUADS / 2; q++) {
+            __m512i both = _mm512_loadu_si512(levels + q * 4 * LANES);
+            __m512i one = _mm512_and_si512(both, mask), other = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+            for (int r = 0; r < m; r++) {
+                const int32_t *x = (const int32_t *)(in[r].levels + b * BLOCK) + 2 * q;
+                sums[r] = _mm512_dpbusd_epi32(sums[r], one, _mm512_set1_epi32(x[0]));
+                sums[r] = _mm512_dpbusd_epi32(sums[r], other, _mm512_set1_epi32(x[1]));
+            }
+        }
+        for (int r = 0; r < m; r++)
+            out[r] += (vec)_mm512_cvtepi32_ps(sums[r]) * (step * in[r].scale[b]) + low * in[r].sum[b];
+#else
+        for (int r = 0; r < m; r++) {
+            vec sum = {0};
+            for (int q = 0; q < QUADS / 2; q++) {
+                const float *x = in[r].values + b * BLOCK + 8 * q;
+                sum = quad_product(levels + q * 4 * LANES, x, 0, 15, sum);
+                sum = quad_product(levels + q * 4 * LANES, x + 4, 4, 15, sum);
+            }
+            out[r] += sum * step + low * in[r].sum[b];
+        }
+#endif
+    }
+}
+
+static inline __attribute__((always_inline)) void sixteen_8(const uint8_t *w, const Input *in, int64_t blocks, int m,
+                                                            vec *out) {
+    for (int r = 0; r < m; r++) out[r] = (vec){0};
+    for (int64_t b = 0; b < blocks; b++, w += LEVELS_8) {
+#if BYTES
+        __m512i sums[MOST_ROWS];
+        for (int r = 0; r < m; r++) sums[r] = _mm512_setzero_si512();
+        for (int q = 0; q < QUADS; q++) {
+            __m512i levels = _mm512_loadu_si512(w + q * 4 * LANES);
+            for (int r = 0; r < m; r++) {
+                const int32_t *x = (const int32_t *)(in[r].levels + b * BLOCK) + q;
+                sums[r] = _mm512_dpbusd_epi32(sums[r], levels, _mm512_set1_epi32(*x));
+            }
+        }
+        for (int r = 0; r < m; r++)
+            out[r] += (vec)_mm512_cvtepi32_ps(sums[r]) * in[r].scale[b] - 128.0f * in[r].sum[b];
+#else
+        for (int r = 0; r < m; r++) {
+            vec sum = {0};
+            for (int q = 0; q < QUADS; q++)
+                sum = quad_product(w + q * 4 * LANES, in[r].values + b * BLOCK + 4 * q, 0, 255, sum);
+            out[r] += sum - 128.0f * in[r].sum[b];
+        }
+#endif
+    }
+    vec step = load((const float *)w);
+    for (int r = 0; r < m; r++) out[r] *= step;
+}
+
+/* Outputs from, to (multiples of 16) of m rows; out [m, stride], or added to what is there. */
+static inline __attribute__((always_inline)) void outputs_of(const Product *p, const Input *in, int m, int64_t from,
+                                                             int64_t to, float *out, int64_t stride, int add) {
+    int64_t blocks = p->inputs / BLOCK;
+    int64_t bytes = p->bits == 4 ? blocks * BLOCK_4 : blocks * LEVELS_8 + 4 * LANES;
+    for (int64_t n = from; n < to; n += LANES) {
+        vec sums[MOST_ROWS];
+        const uint8_t *w = p->weights + n / LANES * bytes;
+        if (p->bits == 4)
+            sixteen_4(w, in, blocks, m, sums);
+        else
+            sixteen_8(w, in, blocks, m, sums);
+        vec bias = p->bias ? load(p->bias + n) : (vec){0};
+        for (int r = 0; r < m; r++) {
+            float *at = out + r * stride + n;
+            store(at, sums[r] + bias + (add ? load(at) : (vec){0}));
+        }
+    }
+}
+
+static void multiply(const Product *p, const Input *in, int m, int64_t from, int64_t to, float *out, int64_t stride,
+                     int add) {
+    for (int done = 0; done < m;) { /* rows in portions whose sums stay in registers */
+        float *at = out + done * stride;
+        int left = m - done;
+        if (left >= 8) {
+            outputs_of(p, in + done, 8, from, to, at, stride, add);
+            done += 8;
+        } else if (left >= 4) {
+            outputs_of(p, in + done, 4, from, to, at, stride, add);
+            done += 4;
+        } else if (left >= 2) {
+            outputs_of(p, in + done, 2, from, to, at, stride, add);
+            done += 2;
+        } else {
+            outputs_of(p, in + done, 1, from, to, at, stride, add);
+            done += 1;
+        }
+    }
+}
+
+/* This thread's share of n outputs. */
+static void share(int64_t n, int64_t *from, int64_t *to) {
+    int64_t groups = n / LANES, threads = omp_get_num_threads(), me = omp_get_thread_num();
+    *from = groups * me / threads * LANES;
+    *to = groups * (me + 1) / threads * LANES;
+}
+
+int64_t ms_product_floats(int64_t inputs, int64_t rows) { return rows * input_floats(inputs); }
+
+/* x [rows, K] to out [rows, N]; room of ms_product_floats. */
+void ms_product(const Product *p, const float *x, int64_t rows, float *out, float *room) {
+    Input in[MOST_ROWS];
+    for (int r = 0; r < rows; r++) in[r] = input_of(x + r * p->inputs, p->inputs, room + r * input_floats(p->inputs));
+#pragma omp parallel
+    {
+        int64_t from, to;
+        share(p->outputs, &from, &to);
+        multiply(p, in, rows, from, to, out, p->outputs, 0);
+    }
+}
+
+/* ---- the decode step ---- */
+
+typedef struct {
+    Product query_key_value, out, gate_up, down;
+    const float *before, *between;        /* [E] weights of the two norms */
+    const float *of_query, *of_key;       /* [D] or NULL */
+    float *keys, *values;                 /* [R, K, C, D] */
+    int32_t width, turning;               /* 0: sees all */
+} Layer;
+
+typedef struct {
+    const Layer *layers;
+    const float *norm; /* [E] */
+    Product head;
+    int32_t n_layers, hidden, heads, kv_heads, dim, inner, slots, parts;
+    float epsilon, scaling;
+} Model;
+
+typedef struct {
+    const Model *model;
+    int64_t rows;
+    float *x;                  /* [B, E]: embedded tokens; overwritten */
+    const int32_t *row;        /* [B] of the cache */
+    const int32_t *position;   /* [B] stored position */
+    const int32_t *slot;       /* [B] */
+    const int32_t *part;       /* [B, P, 4]: slot, length, stored position of the first, shift */
+    const float *cos, *sin;    /* [B, 1 + P, D]: to the stored position, and on towards each part; sin signed */
+    float *logits;             /* [B, V] */
+    float *room;               /* ms_step_floats */
+} Step;
+
+static int64_t largest(const Model *m) {
+    int64_t most = m->hidden > m->inner ? m->hidden : m->inner, attended = (int64_t)m->heads * m->dim;
+    return most > attended ? most : attended;
+}
+
+static int64_t shared_floats(const Model *m, int64_t rows) {
+    return rows * ((m->heads + 2 * m->kv_heads) * m->dim + m->inner + (int64_t)MOST_THREADS * m->heads * (m->dim + 2));
+}
+
+static int64_t own_floats(const Model *m, int64_t rows) { /* of each thread */
+    return rows * (input_floats(largest(m)) + 2 * largest(m)) + (int64_t)m->heads * m->dim * m->parts +
+           (int64_t)m->heads / m->kv_heads * (m->slots + LANES) + rows * 2 * m->inner;
+}
+
+int64_t ms_step_floats(const Model *m, int64_t rows) {
+    return shared_floats(m, rows) + MOST_THREADS * own_floats(m, rows);
+}
+
+static void norm(const float *x, const float *weight, int64_t n, float epsilon, float *out) {
+    vec sum = {0};
+    int64_t i = 0;
+    float rest = 0;
+    for (; i + LANES <= n; i += LANES) sum += load(x + i) * load(x + i);
+    for (; i < n; i++) rest += x[i] * x[i];
+    float by = 1.0f / sqrtf((total(sum) + rest) / n + epsilon);
+    for (i = 0; i < n; i++) out[i] = weight[i] * (x[i] * by);
+}
+
+/* The two halves of a head are pairs: x cos + (halves swapped) sin. */
+static void turn(const float *x, const float *cos, const float *sin, int dim, float *out) {
+    int half = dim / 2;
+    for (int d = 0; d < half; d++) {
+        float one = x[d], other = x[half + d];
+        out[d] = one * cos[d] + other * sin[d];
+        out[half + d] = other * cos[half + d] + one * sin[half + d];
+    }
+}
+
+/* One key/value head's share of the keys, for the query heads that share it; best and sum as flash attention has them. */
+static void attend(const Model *m, const Layer *layer, const Step *step, int64_t b, int kv, int64_t from, int64_t to,
+                   const float *queries, float *scores, float *out, float *best, float *sum) {
+    int dim = m->dim, grouped = m->heads / m->kv_heads;
+    int64_t room = m->slots + LANES, stored = ((int64_t)step->row[b] * m->kv_heads + kv) * m->slots * dim;
+    const int32_t *parts = step->part + b * m->parts * 4;
+    int64_t n = 0, start = 0;
+    struct { int64_t slot, length; } seen[8];
+    int n_seen = 0;
+    for (int p = 0; p < m->parts; p++) {
+        const int32_t *part = parts + 4 * p;
+        int64_t length = part[1], first = from > start ? from - start : 0, end = to - start < length ? to - start : length;
+        start += length;
+        if (layer->width) { /* the key at distance width and beyond is not seen */
+            int64_t nearest_hidden = (int64_t)step->position[b] + part[3] - part[2] - layer->width;
+            if (first <= nearest_hidden) first = nearest_hidden + 1;
+        }
+        if (first >= end) continue;
+        const float *key = layer->keys + stored + (part[0] + first) * dim;
+        const float *query = queries + ((int64_t)p * m->heads + kv * grouped) * dim;
+        seen[n_seen].slot = part[0] + first;
+        seen[n_seen++].length = end - first;
+        for (int64_t k = 0; k < end - first; k++, key += dim, n++)
+            for (int g = 0; g < grouped; g++) {
+                vec sum_of = {0};
+                float rest = 0;
+                int d = 0;
+                for (; d + LANES <= dim; d += LANES) sum_of += load(query + g * dim + d) * load(key + d);
+                for (; d < dim; d++) rest += query[g * dim + d] * key[d];
+                scores[g * room + n] = total(sum_of) + rest;
+            }
+    }
+    for (int g = 0; g < grouped; g++) {
+        float *score = scores + g * room, most = -INFINITY;
+        for (int64_t k = 0; k < n; k++) most = score[k] > most ? score[k] : most;
+        vec all = {0};
+        for (int64_t k = n; k < n + LANES; k++) score[k] = -INFINITY;
+        for (int64_t k = 0; k < n; k += LANES) {
+            vec weight = exp_of(load(score + k) - most);
+            weight = pick(load(score + k) == -INFINITY, (vec){0}, weight);
+            store(score + k, weight);
+            all += weight;
+        }
+        best[g] = most;
+        sum[g] = total(all);
+        for (int d = 0; d < dim; d++) out[g * dim + d] = 0;
+    }
+    int64_t k = 0;
+    for (int s = 0; s < n_seen; s++) {
+        const float *value = layer->values + stored + seen[s].slot * dim;
+        for (int64_t end = k + seen[s].length; k < end; k++, value += dim)
+            for (int g = 0; g < grouped; g++) {
+                float weight = scores[g * room + k];
+                int d = 0;
+                for (; d + LANES <= dim; d += LANES)
+                    store(out + g * dim + d, load(out + g * dim + d) + weight * load(value + d));
+                for (; d < dim; d++) out[g * dim + d] += weight * value[d];
+            }
+    }
+}
+
+static void inputs_of(const float *x, int64_t rows, int64_t n, float *room, Input *in) {
+    for (int64_t r = 0; r < rows; r++) in[r] = input_of(x + r * n, n, room + r * input_floats(n));
+}
+
+static void layer_step(const Model *m, const Layer *layer, const Step *step, float *shared, float *own) {
+    int64_t rows = step->rows, dim = m->dim, heads = m->heads, kv_heads = m->kv_heads, grouped = heads / kv_heads;
+    int64_t hidden = m->hidden, attended = heads * dim, joint = (heads + 2 * kv_heads) * dim, from, to;
+    int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
+    float *x = step->x, *qkv = shared, *act = qkv + rows * joint, *partial = act + rows * m->inner;
+    float *room = own, *normed = room + rows * input_floats(largest(m)), *queries = normed + 2 * rows * largest(m);
+    float *scores = queries + attended * m->parts, *gate_up = scores + grouped * (m->slots + LANES);
+    Input in[MOST_ROWS];
+
+    for (int64_t b = 0; b < rows; b++) norm(x + b * hidden, layer->before, hidden, m->epsilon, normed + b * hidden);
+    inputs_of(normed, rows, hidden, room, in);
+    share(joint, &from, &to);
+    multiply(&layer->query_key_value, in, rows, from, to, qkv, joint, 0);
+#pragma omp barrier
+#pragma omp for
+    for (int64_t i = 0; i < rows * kv_heads; i++) { /* the new keys and values go into their slots */
+        int64_t b = i / kv_heads, kv = i % kv_heads;
+        int64_t at = (((int64_t)step->row[b] * kv_heads + kv) * m->slots + step->slot[b]) * dim;
+        float *key = qkv + b * joint + (heads + kv) * dim;
+        if (layer->of_key) norm(key, layer->of_key, dim, m->epsilon, key);
+        if (layer->turning)
+            turn(key, step->cos + b * (1 + m->parts) * dim, step->sin + b * (1 + m->parts) * dim, dim, layer->keys + at);
+        else
+            memcpy(layer->keys + at, key, 4 * dim);
+        memcpy(layer->values + at, qkv + b * joint + (heads + kv_heads + kv) * dim, 4 * dim);
+    } /* a barrier lies here */
+    for (int64_t b = 0; b < rows; b++) {
+        int64_t n = 0;
+        for (int p = 0; p < m->parts; p++) {
+            const float *cos = step->cos + (b * (1 + m->parts) + 1 + p) * dim;
+            const float *sin = step->sin + (b * (1 + m->parts) + 1 + p) * dim;
+            int64_t length = step->part[(b * m->parts + p) * 4 + 1];
+            n += length;
+            for (int64_t h = 0; length && h < heads; h++) {
+                const float *query = qkv + b * joint + h * dim;
+                float *to_part = queries + (p * heads + h) * dim, *plain = normed;
+                if (layer->of_query)
+                    norm(query, layer->of_query, dim, m->epsilon, plain);
+                else
+                    memcpy(plain, query, 4 * dim);
+                for (int64_t d = 0; d < dim; d++) plain[d] *= m->scaling;
+                if (layer->turning)
+                    turn(plain, cos, sin, dim, to_part);
+                else
+                    memcpy(to_part, plain, 4 * dim);
+            }
+        }
+        for (int64_t kv = 0; kv < kv_heads; kv++) {
+            float *of_me = partial + ((me * rows + b) * heads + kv * grouped) * (dim + 2);
+            attend(m, layer, step, b, kv, n * me / threads, n * (me + 1) / threads, queries, scores, of_me,
+                   of_me + grouped * dim, of_me + grouped * (dim + 1));
+        }
+    }
+#pragma omp barrier
+    for (int64_t b = 0; b < rows; b++)
+        for (int64_t kv = 0; kv < kv_heads; kv++)
+            for (int64_t g = 0; g < grouped; g++) {
+                float *to_head = normed + b * attended + (kv * grouped + g) * dim, most = -INFINITY, sum = 0;
+                memset(to_head, 0, 4 * dim);
+                for (int64_t t = 0; t < threads; t++) {
+                    const float *of = partial + ((t * rows + b) * heads + kv * grouped) * (dim + 2);
+                    if (of[grouped * dim + g] > most) most = of[grouped * dim + g];
+                }
+                for (int64_t t = 0; t < threads; t++) {
+                    const float *of = partial + ((t * rows + b) * heads + kv * grouped) * (dim + 2);
+                    if (of[grouped * dim + g] == -INFINITY) continue; /* it saw nothing */
+                    float weight = expf(of[grouped * dim + g] - most);
+                    sum += weight * of[grouped * (dim + 1) + g];
+                    for (int64_t d = 0; d < dim; d++) to_head[d] += weight * of[g * dim + d];
+                }
+                for (int64_t d = 0; d < dim; d++) to_head[d] /= sum;
+            }
+    inputs_of(normed, rows, attended, room, in);
+    share(hidden, &from, &to);
+    multiply(&layer->out, in, rows, from, to, x, hidden, 1);
+#pragma omp barrier
+    for (int64_t b = 0; b < rows; b++) norm(x + b * hidden, layer->between, hidden, m->epsilon, normed + b * hidden);
+    inputs_of(normed, rows, hidden, room, in);
+    share(m->inner, &from, &to); /* of gate and of up alike, so that their product needs no other thread */
+    multiply(&layer->gate_up, in, rows, from, to, gate_up, 2 * m->inner, 0);
+    multiply(&layer->gate_up, in, rows, m->inner + from, m->inner + to, gate_up, 2 * m->inner, 0);
+    for (int64_t b = 0; b < rows; b++)
+        for (int64_t i = from; i < to; i += LANES) {
+            vec gate = load(gate_up + b * 2 * m->inner + i), up = load(gate_up + (2 * b + 1) * m->inner + i);
+            store(act + b * m->inner + i, gate / (1.0f + exp_of(-gate)) * up);
+        }
+#pragma omp barrier
+    inputs_of(act, rows, m->inner, room, in);
+    share(hidden, &from, &to);
+    multiply(&layer->down, in, rows, from, to, x, hidden, 1);
+#pragma omp barrier
+}
+
+/* One token in each of B rows: writes their keys and values, and the logits. */
+void ms_step(const Step *step) {
+    const Model *m = step->model;
+    int64_t rows = step->rows, hidden = m->hidden;
+    float *shared = step->room;
+#pragma omp parallel num_threads(omp_get_max_threads() < MOST_THREADS ? omp_get_max_threads() : MOST_THREADS)
+    {
+        float *own = shared + shared_floats(m, rows) + omp_get_thread_num() * own_floats(m, rows);
+        for (int l = 0; l < m->n_layers; l++) layer_step(m, m->layers + l, step, shared, own);
+        Input in[MOST_ROWS];
+        float *normed = own + rows * input_floats(largest(m));
+        int64_t from, to;
+        for (int64_t b = 0; b < rows; b++) norm(step->x + b * hidden, m->norm, hidden, m->epsilon, normed + b * hidden);
+        inputs_of(normed, rows, hidden, own, in);
+        share(m->head.outputs, &from, &to);
+        multiply(&m->head, in, rows, from, to, step->logits, m->head.outputs, 0);
+    }
+}
