@@ -1,4 +1,7 @@
-"""Which implementation of an op runs: torch or Triton, per call from its tensors and ``$MEMSTREAM_KERNELS``."""
+"""Which implementation of an op runs: torch or Triton, per call from its tensors and ``$MEMSTREAM_KERNELS``.
+
+What the native kernels do on the CPU is more than an op, and chosen where it is done (``native.native_runs``).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch import Tensor
 
 from memstream.config import kernel_choice
 from memstream.errors import KernelUnavailableError
+from memstream.kernels.native.build import native_runs, why_no_native
 
 OLDEST_ARCH = 80  # Ampere: bfloat16 products and asynchronous copies
 
@@ -32,18 +36,20 @@ def triton_runs(tensor: Tensor) -> bool:
 
 
 def explain(device: torch.device) -> tuple[str, str]:
-    """Which implementation runs on a device, ``torch`` or ``triton``, and why.
+    """Which implementation runs on a device, ``torch``, ``native`` or ``triton``, and why.
 
     Raises:
         ConfigError: ``$MEMSTREAM_KERNELS`` is not a choice.
-        KernelUnavailableError: Triton was asked for and cannot run there.
+        KernelUnavailableError: what was asked for cannot run there.
     """
     choice = kernel_choice()
     active = "triton" if triton_runs(torch.empty(0, device=device)) else "torch"
+    if device.type == "cpu" and native_runs():
+        active = "native"
     if choice != "auto":
         return active, f"MEMSTREAM_KERNELS is {choice!r}"
     if device.type == "cpu":
-        return active, "the CPU path"
+        return active, why_no_native() or "compiled for this processor; models with packed weights run on it"
     return active, why_no_triton(device) or f"the card is sm_{arch(device)}"
 
 

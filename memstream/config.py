@@ -193,7 +193,13 @@ class CacheConfig(_Settings):
         presets: dict[str, dict[str, Any]] = {
             "general": {"sink_tokens": 4, "window_tokens": 512},
             "chat": {"sink_tokens": 8, "window_tokens": 1024},
-            "logs": {"sink_tokens": 4, "window_tokens": 2048, "memory_position": "after_sinks"},
+            "logs": {
+                "sink_tokens": 4,
+                "window_tokens": 2048,
+                "evict_tokens": 256,
+                "chunk_tokens": 256,
+                "memory_position": "after_sinks",
+            },
             "server-7b": {"sink_tokens": 4, "memory_tokens": 512, "window_tokens": 4096},
         }
         if name not in presets:

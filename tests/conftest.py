@@ -30,11 +30,13 @@ REAL_HOME = memstream_home()
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Points MEMSTREAM_HOME to a fresh folder, so that no test touches the store of the person running it.
 
-    Converted models are shared with the real home through a link: converting one takes half a minute.
+    Converted models and compiled kernels are shared with the real home through links: they take half a minute, and a
+    second in each process.
     """
     folder = tmp_path_factory.mktemp("home")
-    (REAL_HOME / "models").mkdir(parents=True, exist_ok=True)
-    (folder / "models").symlink_to(REAL_HOME / "models")
+    for shared in ("models", "native"):
+        (REAL_HOME / shared).mkdir(parents=True, exist_ok=True)
+        (folder / shared).symlink_to(REAL_HOME / shared)
     monkeypatch.setenv("MEMSTREAM_HOME", str(folder))
     return folder
 

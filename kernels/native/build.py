@@ -49,19 +49,23 @@ def library() -> CDLL:
     return found
 
 
-@functools.cache
 def _built() -> tuple[CDLL | None, str | None]:
+    return _build(FLAGS)
+
+
+@functools.cache
+def _build(flags: tuple[str, ...]) -> tuple[CDLL | None, str | None]:
     """The library, or the reason why there is none."""
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         return None, "there is no C compiler (cc, gcc or clang)"
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=PATIENCE_S).stdout
-        made_of = (SOURCE.read_bytes(), version, _processor().encode(), " ".join(FLAGS).encode())
+        made_of = (SOURCE.read_bytes(), version, _processor().encode(), " ".join(flags).encode())
         name = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:16]
         path = memstream_home() / "native" / f"{name}.so"
         if not path.exists():
-            _compile(compiler, path)
+            _compile(compiler, flags, path)
         return CDLL(str(path)), None
     except subprocess.SubprocessError as error:
         told = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
@@ -70,13 +74,13 @@ def _built() -> tuple[CDLL | None, str | None]:
         return None, f"they cannot be compiled into {memstream_home() / 'native'}: {error}"
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
     """In a file of its own first, so that no other process loads half of it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     tuned = "-mcpu=native" if platform.machine().lower() in ("arm64", "aarch64") else "-march=native"
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        command = [compiler, *FLAGS, *QUIET, tuned, str(SOURCE), "-o", str(made), "-lm"]
+        command = [compiler, *flags, *QUIET, tuned, str(SOURCE), "-o", str(made), "-lm"]
         subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
         made.replace(path)
 

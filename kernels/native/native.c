@@ -2,7 +2,8 @@
  *
  * A product with a few rows waits for its weights, so they are read once, in few bits, for all rows. Sixteen outputs lie
  * side by side, one in each lane of a vector, so that no sum crosses lanes. Inputs are rounded to eight bits with a
- * scale for each 32 of them, where the processor multiplies bytes (AVX-512 VNNI); elsewhere they stay in float32.
+ * scale for each 32 of them, where the processor multiplies bytes (AVX-512 VNNI); elsewhere, and with PLAIN defined, they
+ * stay in float32.
  *
  * Packed weights [N, K]: for each 16 outputs, for each block of 32 inputs:
  *   four bits:  16 steps, 16 lows, and the levels of 8 quads of inputs; two quads share their bytes
@@ -25,7 +26,7 @@ typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float vec_u __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 
-#if defined(__AVX512VNNI__) && defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(__AVX512VNNI__) && defined(__AVX512F__) && defined(__AVX512BW__) && !defined(PLAIN)
 #include <immintrin.h>
 #define BYTES 1
 typedef uint16_t scale_t; /* float16, as in the blocks of GGUF */
@@ -555,5 +556,135 @@ void ms_step(const Step *step) {
         inputs_of(normed, rows, hidden, own, in);
         share(m->head.outputs, &from, &to);
         multiply(&m->head, in, rows, from, to, step->logits, m->head.outputs, 0);
+    }
+}
+
+/* ---- pieces of many tokens: what lies between products that others do, in bfloat16 ---- */
+
+typedef uint16_t half_t;
+typedef half_t halves __attribute__((vector_size(2 * LANES)));
+typedef half_t halves_u __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+
+static inline vec widen(const half_t *p) {
+    return (vec)(__builtin_convertvector(*(const halves_u *)p, uvec) << 16);
+}
+
+static inline void narrow(half_t *p, vec v) { /* to the nearest, ties to even */
+    uvec bits = (uvec)v;
+    *(halves_u *)p = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, halves);
+}
+
+static inline float widen_one(half_t h) {
+    uint32_t bits = (uint32_t)h << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+/* x [M, E] += add, if there is any; out [M, E] bfloat16 is its norm. E is a multiple of 16. */
+void ms_add_norm(float *x, const half_t *add, const float *weight, int64_t rows, int64_t n, float epsilon, half_t *out) {
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++) {
+        float *of_row = x + r * n;
+        vec sum = {0};
+        for (int64_t i = 0; i < n; i += LANES) {
+            vec v = load(of_row + i);
+            if (add) {
+                v += widen(add + r * n + i);
+                store(of_row + i, v);
+            }
+            sum += v * v;
+        }
+        float by = 1.0f / sqrtf(total(sum) / n + epsilon);
+        for (int64_t i = 0; i < n; i += LANES) narrow(out + r * n + i, load(weight + i) * (load(of_row + i) * by));
+    }
+}
+
+/* out [M, I] = silu(gate) * up, of [M, gate | up]. I is a multiple of 16. */
+void ms_gate(const half_t *gate_up, int64_t rows, int64_t inner, half_t *out) {
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < inner; i += LANES) {
+            vec gate = widen(gate_up + 2 * r * inner + i), up = widen(gate_up + (2 * r + 1) * inner + i);
+            narrow(out + r * inner + i, gate / (1.0f + exp_of(-gate)) * up);
+        }
+}
+
+typedef struct {
+    int64_t rows, n, heads, kv_heads, dim, slots, shifts;
+    const int32_t *row;           /* [B] */
+    const int32_t *slot;          /* [B, n] */
+    const float *cos, *sin;       /* [B, n, D] to the stored positions; sin signed */
+    const float *on_cos, *on_sin; /* [B, S, D] on from there */
+    float epsilon;
+} Piece;
+
+static void turn_half(const float *x, const float *cos, const float *sin, int64_t dim, half_t *out) {
+    float turned[1024];
+    turn(x, cos, sin, dim, turned);
+    for (int64_t d = 0; d < dim; d += LANES) narrow(out + d, load(turned + d));
+}
+
+/* qkv [M, (H + 2K) D] bfloat16: keys and values go into their slots, turned queries to [S, B, H, n, D] bfloat16.
+ * D is a multiple of 16, up to 1,024. */
+void ms_spread(const Piece *piece, const half_t *qkv, const float *of_query, const float *of_key, int32_t turning,
+               float *keys, float *values, half_t *queries) {
+    int64_t dim = piece->dim, heads = piece->heads, kv_heads = piece->kv_heads, all = heads + 2 * kv_heads;
+#pragma omp parallel for
+    for (int64_t t = 0; t < piece->rows * piece->n; t++) {
+        int64_t b = t / piece->n, i = t % piece->n;
+        const float *cos = piece->cos + t * dim, *sin = piece->sin + t * dim;
+        for (int64_t h = 0; h < all; h++) {
+            float head[1024], turned[1024], *to = head;
+            for (int64_t d = 0; d < dim; d += LANES) store(head + d, widen(qkv + (t * all + h) * dim + d));
+            if (h >= heads + kv_heads) {
+                int64_t kv = h - heads - kv_heads;
+                float *at = values + ((piece->row[b] * kv_heads + kv) * piece->slots + piece->slot[t]) * dim;
+                memcpy(at, head, 4 * dim);
+                continue;
+            }
+            const float *weight = h < heads ? of_query : of_key;
+            if (weight) norm(head, weight, dim, piece->epsilon, head);
+            if (turning) {
+                turn(head, cos, sin, dim, turned);
+                to = turned;
+            }
+            if (h >= heads) {
+                float *at = keys + ((piece->row[b] * kv_heads + h - heads) * piece->slots + piece->slot[t]) * dim;
+                memcpy(at, to, 4 * dim);
+                continue;
+            }
+            for (int64_t s = 0; s < piece->shifts; s++) {
+                half_t *query = queries + (((s * piece->rows + b) * heads + h) * piece->n + i) * dim;
+                const float *on_cos = piece->on_cos + (b * piece->shifts + s) * dim;
+                const float *on_sin = piece->on_sin + (b * piece->shifts + s) * dim;
+                if (turning)
+                    turn_half(to, on_cos, on_sin, dim, query);
+                else
+                    for (int64_t d = 0; d < dim; d += LANES) narrow(query + d, load(to + d));
+            }
+        }
+    }
+}
+
+/* Negative log-likelihood [M] of targets [M] under logits [M, V] bfloat16. */
+void ms_nll(const half_t *logits, const int64_t *targets, int64_t rows, int64_t n, float *out) {
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++) {
+        const half_t *of_row = logits + r * n;
+        int64_t whole = n / LANES * LANES;
+        vec most = spread(-INFINITY), sum = {0};
+        for (int64_t i = 0; i < whole; i += LANES) {
+            vec v = widen(of_row + i);
+            most = pick(v > most, v, most);
+        }
+        float top = -INFINITY, all;
+        for (int i = 0; i < LANES; i++) top = most[i] > top ? most[i] : top;
+        for (int64_t i = whole; i < n; i++) top = fmaxf(top, widen_one(of_row[i]));
+        for (int64_t i = 0; i < whole; i += LANES) sum += exp_of(widen(of_row + i) - top);
+        all = total(sum);
+        for (int64_t i = whole; i < n; i++) all += expf(widen_one(of_row[i]) - top);
+        out[r] = top + logf(all) - widen_one(of_row[targets[r]]);
     }
 }

@@ -7,6 +7,7 @@ the whole (flash attention's own rule for blocks). Products are of the query's t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -47,10 +48,7 @@ def attend(
             continue
         mask = None
         if nearest < 0 or (width is not None and farthest >= width):
-            at = torch.arange(n)[:, None] + (position + shift - first)
-            distance = at - torch.arange(length)
-            hidden = distance < 0 if width is None else (distance < 0) | (distance >= width)
-            mask = torch.where(hidden, _HIDDEN, 0.0).to(products).repeat(heads // kv_heads, 1)
+            mask = _mask(n, length, position + shift - first, width, heads // kv_heads, products)
         query = (
             turned[shift].to(products).reshape(rows, kv_heads, -1, dim)
         )  # grouped heads share their keys: more queries
@@ -73,3 +71,11 @@ def attend(
     for out, share in zip(outs[1:], shares[1:], strict=False):
         merged.addcmul_(out, share)
     return merged.reshape(rows, heads, n, dim)
+
+
+@lru_cache(maxsize=8)  # the layers of a forward ask for the same ones
+def _mask(n: int, length: int, ahead: int, width: int | None, grouped: int, dtype: torch.dtype) -> Tensor:
+    """[grouped n, length], added to scores: what n queries see of keys that begin ``ahead`` before them."""
+    distance = torch.arange(n)[:, None] + ahead - torch.arange(length)
+    hidden = distance < 0 if width is None else (distance < 0) | (distance >= width)
+    return torch.where(hidden, _HIDDEN, 0.0).to(dtype).repeat(grouped, 1)

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from memstream.kernels.dispatch import triton_runs
 from memstream.kernels.token_nll import reference
+from memstream.kernels.token_nll.reference import product_nll
 
-__all__ = ["token_nll"]
+__all__ = ["product_nll", "token_nll"]
 
 
 def token_nll(

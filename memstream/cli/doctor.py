@@ -87,11 +87,14 @@ def _kernels(problems: list[str]) -> dict[str, str] | None:
     return {"active": active, "why": why}
 
 
-def _weights() -> str:
-    """The form in which the CPU holds weights."""
+def _weights() -> str | None:
+    """The form in which the CPU holds weights; None where the kernels asked for cannot run, which is told already."""
     from memstream.models.packed import explain_weights
 
-    return explain_weights()
+    try:
+        return explain_weights()
+    except MemstreamError:
+        return None
 
 
 def _version(package: str) -> str | None:

@@ -40,7 +40,7 @@ def _setting(*names: str, help: str, **options: Any) -> Callable[[Any], Any]:
 @click.option("--model", default=DEFAULT_MODEL, help="Alias, folder, hub id or .gguf file.")
 @click.option("--device", default="auto", help="Where the model runs: auto, cpu, cuda.")
 @click.option(
-    "--weights", type=click.Choice(get_args(WeightsChoice)), default="float32", help="Form of the model's weights."
+    "--weights", type=click.Choice(get_args(WeightsChoice)), default="auto", help="Form of the model's weights."
 )
 @_setting("--input-format", "format", type=click.Choice(_FORMATS), help="How lines begin.")
 @_setting("--encoding", help="Of files without a byte order mark.")

@@ -41,6 +41,8 @@ def rounds_products(model: Any) -> bool:
 
 def few_rows() -> int:
     """Up to so many rows a product with packed weights is the faster one."""
+    if native_runs():
+        return MOST_ROWS
     return 4 if torch.cpu._is_amx_tile_supported() else 8
 
 
@@ -135,7 +137,13 @@ class PackedLinear(nn.Module):
         layers: whose weights are taken; several are computed as one, their outputs side by side.
         bits: of the packed form; shapes that four bits cannot take are held in eight.
         blocks: the four-bit form of each layer, where it is known; empty where none is.
-        plain: keep the wide weights as ``weight``, for others to read.
+
+    Attributes:
+        out_features: N.
+        wide_dtype: of the wide weights.
+        bias: [N], or None.
+        native: the packed product, where the native kernels make it.
+        few_rows: up to so many rows are multiplied with packed weights.
     """
 
     packed: Tensor
@@ -146,15 +154,14 @@ class PackedLinear(nn.Module):
         layers: Sequence[nn.Linear],
         bits: Bits,
         blocks: Sequence[Blocks | None] = (),
-        *,
-        plain: bool = False,
     ) -> None:
         super().__init__()
         weights = [layer.weight.detach() for layer in layers]
+        self.out_features = sum(map(len, weights))
         self.bits: Bits = 4 if bits == 4 and all(map(packs_in_four_bits, weights)) else 8
         self.bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
         self.native: NativeProduct | None = None
-        native = native_runs() and packs(sum(map(len, weights)), weights[0].shape[1])
+        native = native_runs() and packs(self.out_features, weights[0].shape[1])
         if self.bits == 4:
             known = [b or Blocks.rounded(w) for b, w in zip(blocks or [None] * len(weights), weights, strict=True)]
             joined = Blocks.joined(known)
@@ -166,38 +173,48 @@ class PackedLinear(nn.Module):
             packed, scales = map(torch.cat, zip(*map(_eight_bits, weights), strict=True))
             if native:
                 self.native = NativeProduct(packed, scales, None, self.bias)
-        self.few_rows = few_rows() if self.native is None else MOST_ROWS
+        self.few_rows = few_rows()
         self.register_buffer("packed", packed if self.native is None else self.native.packed)
         self.register_buffer("scales", scales if self.native is None else torch.empty(0))
+        self.wide_dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
         self._ordered: Tensor | None = None
         self._wide = weights
         if multiplies_bfloat16():
-            wide = torch.cat([weight.bfloat16() for weight in weights])
-            self._wide = [wide] if plain else []
-            self._ordered = None if plain else torch.ops.mkldnn._reorder_linear_weight(wide)
+            self._wide = []
+            self._ordered = torch.ops.mkldnn._reorder_linear_weight(torch.cat([w.bfloat16() for w in weights]))
 
     @property
-    def weight(self) -> Tensor:
-        """The wide form of a single layer."""
-        (weight,) = self._wide
-        return weight
+    def is_wide(self) -> bool:
+        """Whether there is a ``wide`` product."""
+        return self._ordered is not None
+
+    def wide(self, rows: Tensor) -> Tensor:
+        """[M, K] to [M, N] bfloat16, from the weights that are laid out for it."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._ordered, None, "none", [], "")
+        return out if self.bias is None else out.add_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] to [..., N], of the same type."""
         rows = x.reshape(-1, x.shape[-1])
-        if self.native is not None and len(rows) <= self.few_rows:
-            return self.native(rows.float()).to(x.dtype).view(*x.shape[:-1], -1)
-        if len(rows) > self.few_rows and self._ordered is not None:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(rows.bfloat16(), self._ordered, None, "none", [], "")
-        elif len(rows) > self.few_rows:
-            given = rows.to(self._wide[0].dtype)
-            products = [linear(given, weight) for weight in self._wide]
-            out = products[0] if len(products) == 1 else torch.cat(products, dim=-1)
-        elif self.bits == 4:
+        out = self._few(rows) if len(rows) <= self.few_rows else self.many(rows)
+        return out.to(x.dtype).view(*x.shape[:-1], -1)
+
+    def _few(self, rows: Tensor) -> Tensor:
+        if self.native is not None:
+            return self.native(rows.float())
+        if self.bits == 4:
             out = torch._weight_int4pack_mm_for_cpu(rows.bfloat16(), self.packed, GROUP, self.scales)
         else:
             out = torch._weight_int8pack_mm(rows.bfloat16(), self.packed, self.scales)
-        out = out.to(x.dtype).view(*x.shape[:-1], -1)
+        return out if self.bias is None else out + self.bias
+
+    def many(self, rows: Tensor) -> Tensor:
+        """[M, K] to [M, N] with the wide weights, of their type."""
+        if self.is_wide:
+            return self.wide(rows.bfloat16())
+        given = rows.to(self.wide_dtype)
+        products = [linear(given, weight) for weight in self._wide]
+        out = products[0] if len(products) == 1 else torch.cat(products, dim=-1)
         return out if self.bias is None else out + self.bias
 
 
@@ -236,12 +253,12 @@ class _Part(nn.Module):
         return self.siblings.take(self._number, x)
 
 
-def native_product(layers: Sequence[nn.Module]) -> NativeProduct | None:
-    """What computes layers of one input side by side in the native kernels; None where something else does."""
+def product_of(layers: Sequence[nn.Module]) -> PackedLinear | None:
+    """What computes just these layers of one input side by side; None where no packed product does."""
     first = layers[0]
     if isinstance(first, _Part):
-        return first.product.native if len(first.siblings.parts) == len(layers) else None
-    return first.native if isinstance(first, PackedLinear) and len(layers) == 1 else None
+        return first.product if len(first.siblings.parts) == len(layers) else None
+    return first if isinstance(first, PackedLinear) and len(layers) == 1 else None
 
 
 def _four_bits(blocks: Blocks) -> tuple[Tensor, Tensor]:
@@ -275,7 +292,7 @@ def pack(model: Any, bits: Bits, folder: Path | None = None) -> None:
     for names in _families(model):
         layers = [model.get_submodule(name) for name in names]
         blocks = [Blocks.of_tensors(known, name) if f"{name}.levels" in known else None for name in names]
-        product = PackedLinear(layers, 8 if layers[0] is output else bits, blocks, plain=layers[0] is output)
+        product = PackedLinear(layers, 8 if layers[0] is output else bits, blocks)
         parts = [product] if len(names) == 1 else Siblings(product, [len(layer.weight) for layer in layers]).parts
         for name, part in zip(names, parts, strict=True):
             model.set_submodule(name, part)

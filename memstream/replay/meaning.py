@@ -55,7 +55,7 @@ NORMAL = (
 HEADERS = ("FATAL ERROR: ", "INFO: ")
 MAX_TOKENS = 16  # of a message, after a header
 _NEAREST = 3  # sentences of each kind that count
-_AT_ONCE = 4  # messages in one forward
+_AT_ONCE = 8  # messages in one forward
 _SHAPES = (MAX_TOKENS // 2, MAX_TOKENS)  # tokens that a message is padded to
 
 

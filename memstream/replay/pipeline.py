@@ -55,8 +55,8 @@ class Replay:
         config: how the log is read, scored and judged.
         cache: size of the key/value cache; None: the preset ``logs``.
         device: where the model runs.
-        weights: the form it holds its weights in; see ``load_model``. In another form than float32 a score depends a
-            little on how many lines are computed at once.
+        weights: the form it holds its weights in; see ``load_model``. In another form than float32 ``surprise``, which
+            no default decides on, depends a little on how many lines are computed at once.
         embedder: turns templates and questions into vectors; None takes the default one, if it is installed.
         state: a folder in which progress is saved; a replay that finds one there goes on with it.
         records: a file that gets one JSON line per event read.
@@ -80,7 +80,7 @@ class Replay:
         config: ReplayConfig | None = None,
         cache: CacheConfig | None = None,
         device: str = "auto",
-        weights: WeightsChoice = "float32",
+        weights: WeightsChoice = "auto",
         embedder: Embedder | None = None,
         state: str | os.PathLike[str] | None = None,
         records: str | os.PathLike[str] | None = None,

@@ -13,7 +13,6 @@ from torch import Tensor
 from memstream.kernels.dispatch import triton_runs
 from memstream.streaming.cache import Cache
 from memstream.streaming.layout import Piece
-from memstream.streaming.native import native_step
 from memstream.streaming.step import Step
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Decode:
         triton = triton_runs(cache.keys[0])
         self._capturable = cache.keys[0].is_cuda and triton and not model.reads_positions_on_host
         self.step = Step(cache, model.ropes, rows=rows, n=1)
-        self._native = native_step(model.model, model.ropes, cache, rows=rows)
+        self._native = None if model.native is None else model.native.decode(cache, rows)
         self.logits = torch.empty(rows, model.vocabulary, dtype=torch.float32, device=model.device)
 
     @torch.inference_mode()
@@ -60,8 +59,8 @@ class Decode:
     @torch.inference_mode()
     def compute(self) -> None:
         """The step itself: reads the table, writes the cache and ``logits``; memstream reads nothing on the host."""
-        if self._native is not None:
-            self._native(self.step, self.logits)
+        if self._native is not None and self._model.native is not None:
+            self._model.native.one(self._native, self.step, self.logits)
             return
         hidden = self._model.run(self.step)
         self.logits.copy_(self._model.head(hidden[:, -1]))

@@ -14,12 +14,13 @@ from memstream.errors import ConfigError, UnsupportedModelError
 from memstream.kernels.dispatch import explain as explain_kernels
 from memstream.kernels.dispatch import triton_runs
 from memstream.kernels.rebase import rebase
-from memstream.kernels.token_nll import token_nll
-from memstream.models.packed import rounds_products
+from memstream.kernels.token_nll import product_nll, token_nll
+from memstream.models.packed import PackedLinear, rounds_products
 from memstream.streaming.attention import NAME
 from memstream.streaming.cache import Cache
 from memstream.streaming.frames import Rope
 from memstream.streaming.layout import Arc, Piece
+from memstream.streaming.native import native_model
 from memstream.streaming.step import Step
 
 __all__ = ["StreamingModel", "check_supported", "explain_kernels", "sliding_layers"]
@@ -39,7 +40,7 @@ SUPPORTED = {
     "smollm3": False,
 }
 
-_MANY_QUERIES = 16  # from which on rounding the keys of a whole cache to bfloat16 is less work than it saves
+_FEW_TOKENS = 16  # in a forward; with more, attention's products are rounded like the others
 
 _ABSOLUTE = "it adds a learned position to every token, so a cached token cannot move closer"
 _ALIBI = "its attention adds ALiBi biases, which memstream does not compute yet"
@@ -107,13 +108,15 @@ class StreamingModel:
         self.body = model.base_model
         self._head = model.get_output_embeddings()
         self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
-        self.device: torch.device = self._head.weight.device
-        self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
-        triton_runs(self._head.weight)
+        embedding = model.get_input_embeddings().weight
+        self.device: torch.device = embedding.device
+        self.dtype: torch.dtype = embedding.dtype
+        triton_runs(embedding)
         self.rounds_products = rounds_products(model)
-        self.vocabulary: int = self._head.weight.shape[0]
+        self.vocabulary: int = self._head.out_features
         self.reads_positions_on_host = _frequency_switch(self.config) is not None
         self.ropes = _ropes(self.body, self.config, self.device)
+        self.native = native_model(model, self.ropes)
         model.set_attn_implementation(NAME)
         if self.config._attn_implementation != NAME:
             raise UnsupportedModelError(
@@ -179,7 +182,7 @@ class StreamingModel:
         """
         with self.on_device():
             n = len(tokens[0])
-            coarse = self.rounds_products and n >= _MANY_QUERIES
+            coarse = self.rounds_products and len(rows) * n > _FEW_TOKENS
             step = Step(cache, self.ropes, rows=len(rows), n=n, products=torch.bfloat16 if coarse else None)
             step.fill(rows, pieces, tokens)
             return self.run(step)
@@ -190,6 +193,8 @@ class StreamingModel:
 
     def run(self, step: Step) -> Tensor:
         """The forward itself, all on the device. Returns [B, n, E] last hidden states."""
+        if self.native is not None and self.native.takes(step):
+            return self.native.pieces(step)
         step.prepare()
         output = self.body(input_ids=step.tokens, position_ids=step.position_ids, use_cache=False, memstream_step=step)
         return output.last_hidden_state  # type: ignore[no-any-return]
@@ -205,6 +210,11 @@ class StreamingModel:
     @torch.inference_mode()
     def token_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood [n] of ``targets`` [n] after hidden states [n, E]; no logits are stored."""
+        if isinstance(self._head, PackedLinear):
+            product = self._head.many
+            return product_nll(
+                hidden.to(self._head.wide_dtype), targets, product, self.vocabulary, softcap=self._softcap
+            )
         with self.on_device():
             weight = self._head.weight
             return token_nll(hidden.to(weight.dtype), targets, weight, bias=self._head.bias, softcap=self._softcap)

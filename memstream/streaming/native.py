@@ -1,14 +1,21 @@
-"""A decode step in one call of the native kernels, for models of Llama's shape with packed weights on the CPU."""
+"""The forward of models of Llama's shape over the native kernels, where their weights are packed on the CPU.
+
+One token a row is a single call. A piece of many tokens has its wide products made by torch, and only what lies
+between them here. What is neither goes through the model's own forward.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memstream.kernels.native import MOST_ROWS, Layer, NativeDecode, NativeProduct, native_runs
-from memstream.models.packed import native_product
+from memstream.kernels.native import MOST_ROWS, Layer, NativeDecode, native_runs, pieces
+from memstream.kernels.segment_attention import flash, runs
+from memstream.models.packed import PackedLinear, product_of
 from memstream.streaming.cache import Cache
 from memstream.streaming.frames import Rope
 from memstream.streaming.step import PARTS, Step
@@ -16,79 +23,190 @@ from memstream.streaming.step import PARTS, Step
 _SHAPE = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 
 
-class NativeStep:
-    """The decode step of B rows of one cache.
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What a decoder layer is made of."""
+
+    query_key_value: PackedLinear
+    out: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+    before: Tensor
+    between: Tensor
+    of_query: Tensor | None
+    of_key: Tensor | None
+    width: int | None
+    turning: bool
+
+
+class NativeModel:
+    """A model as the native kernels see it.
 
     Args:
         model: of transformers.
         rope: its rotary embedding.
-        decode: the same as the kernels see it.
+        layers: of the model.
+        head: its output layer.
     """
 
-    def __init__(self, model: Any, rope: Rope, decode: NativeDecode) -> None:
+    def __init__(self, model: Any, rope: Rope, layers: list[_Layer], head: PackedLinear) -> None:
+        self._config, self._body = model.config, model.base_model
         self._embed, self._rotate = model.get_input_embeddings(), model.base_model.rotary_emb
-        self._rope, self._decode = rope, decode
+        self._rope, self._layers, self._head = rope, layers, head
+        self._norm: Tensor = self._body.norm.weight.detach()
+        self._epsilon: float = self._body.norm.variance_epsilon
+        self._scaling: float = self._body.layers[0].self_attn.scaling
+        self._takes_pieces = all(
+            product.is_wide
+            for layer in layers
+            for product in (layer.query_key_value, layer.out, layer.gate_up, layer.down)
+        )
 
-    def __call__(self, step: Step, logits: Tensor) -> None:
-        """Writes the step's keys and values into its cache, and ``logits`` [B, V] float32."""
+    def takes(self, step: Step) -> bool:
+        """Whether ``pieces`` computes this step."""
+        return self._takes_pieces and step.products is torch.bfloat16 and step.cache.dtype == torch.float32
+
+    def decode(self, cache: Cache, rows: int) -> NativeDecode | None:
+        """The decode step of B rows of a cache, for ``one``; None where there is none."""
+        if rows > MOST_ROWS or cache.dtype != torch.float32:
+            return None
+        layers = [_native_layer(layer) for layer in self._layers]
+        whole = [layer for layer in layers if layer is not None]
+        if self._head.native is None or len(whole) < len(layers):
+            return None
+        return NativeDecode(
+            whole,
+            self._norm,
+            self._head.native,
+            cache.keys,
+            cache.values,
+            heads=self._config.num_attention_heads,
+            inner=self._config.intermediate_size,
+            parts=PARTS,
+            epsilon=self._epsilon,
+            scaling=self._scaling,
+            rows=rows,
+        )
+
+    def one(self, decode: NativeDecode, step: Step, logits: Tensor) -> None:
+        """One token in each row: writes the step's keys and values into its cache, and ``logits`` [B, V] float32."""
         step.prepare()
         x = self._embed(step.tokens)
-        cos, sin = self._rotate(x, position_ids=step.position_ids)  # [B, 1, D] each
-        sin = sin * self._rope.sign
+        cos, sin = self._turn(x, step)  # [B, 1, D]
         on_cos, on_sin, _ = step.turns(self._rope)  # [B, P, D]
         # one turn after another: x -> c x + s P x, where P swaps pairs and P s P = -s
         both_cos = torch.cat((cos, cos * on_cos - sin * on_sin), dim=1)
         both_sin = torch.cat((sin, sin * on_cos + cos * on_sin), dim=1)
-        self._decode(x[:, 0], step.rows, step.positions, step.slots[:, 0], step.parts, both_cos, both_sin, logits)
+        decode(x[:, 0], step.rows, step.positions, step.slots[:, 0], step.parts, both_cos, both_sin, logits)
+
+    def pieces(self, step: Step) -> Tensor:
+        """A piece of n tokens in each row, of a step that ``takes`` has looked at.
+
+        Returns:
+            [B, n, E] float32 last hidden states.
+        """
+        step.prepare()
+        x = self._embed(step.tokens)
+        shape = x.shape
+        alike = runs(step.rows, step.positions, step.parts)
+        shifts = [list(dict.fromkeys((0, *(part[3] for part in run.parts if part[1])))) for run in alike]
+        spread = pieces.Spread(
+            step.rows,
+            step.slots,
+            self._turn(x, step),
+            self._turn_on(step, [run.alike for run in alike], shifts),
+            heads=self._config.num_attention_heads,
+            keys=step.cache.keys[0],
+            epsilon=self._epsilon,
+        )
+        attend = partial(flash.attend, scaling=self._scaling, products=torch.bfloat16)
+        x, add = x.view(-1, shape[-1]), None
+        for index, layer in enumerate(self._layers):
+            joint = layer.query_key_value.wide(pieces.add_norm(x, add, layer.before, self._epsilon))
+            keys, values = step.cache.keys[index], step.cache.values[index]
+            queries = spread(joint, keys, values, of_query=layer.of_query, of_key=layer.of_key, turning=layer.turning)
+            attended = torch.empty(shape[0], shape[1], *queries.shape[2::2], dtype=torch.bfloat16)
+            for run, of_run in zip(alike, shifts, strict=True):
+                stored = slice(run.row, run.row + run.alike.stop - run.alike.start)
+                attended[run.alike] = attend(
+                    {shift: queries[s, run.alike] for s, shift in enumerate(of_run)},
+                    (keys[stored], None),
+                    (values[stored], None),
+                    [part for part in run.parts if part[1]],
+                    position=run.position,
+                    width=layer.width,
+                ).transpose(1, 2)
+            out = layer.out.wide(attended.view(len(x), -1))
+            gated = pieces.gate(layer.gate_up.wide(pieces.add_norm(x, out, layer.between, self._epsilon)))
+            add = layer.down.wide(gated)
+        x += add
+        return self._body.norm(x).view(shape)  # type: ignore[no-any-return]
+
+    def _turn(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Cos and signed sin of the step's stored positions, [B, n, D] each."""
+        cos, sin = self._rotate(x, position_ids=step.position_ids)
+        return cos, sin * self._rope.sign
+
+    def _turn_on(self, step: Step, alike: list[slice], shifts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Cos and signed sin of the shifts of each row, [B, S, D] each; rows with fewer are filled up."""
+        by = torch.zeros(len(step.rows), max(map(len, shifts)), 1, dtype=torch.int32)
+        for rows, of_run in zip(alike, shifts, strict=True):
+            by[rows, : len(of_run), 0] = torch.tensor(of_run, dtype=torch.int32)
+        cos, sin = torch.empty(2, *by.shape[:2], len(self._rope.sign))
+        self._rope.turns(by, torch.empty(cos.shape, dtype=torch.float64), cos, sin)
+        return cos, sin
 
 
-def native_step(model: Any, ropes: list[Rope], cache: Cache, *, rows: int) -> NativeStep | None:
-    """The native step of a model, or None where its own forward has to be run."""
-    config = model.config
-    if config.model_type not in _SHAPE or cache.dtype != torch.float32 or cache.keys[0].is_cuda:
+def _native_layer(layer: _Layer) -> Layer | None:
+    query_key_value, out = layer.query_key_value.native, layer.out.native
+    gate_up, down = layer.gate_up.native, layer.down.native
+    if query_key_value is None or out is None or gate_up is None or down is None:
         return None
-    turning = {rope for rope in ropes if rope.turning}
-    head = native_product([model.get_output_embeddings()])
-    if head is None or rows > MOST_ROWS or len(turning) != 1 or config.hidden_act != "silu" or not native_runs():
-        return None
-    body = model.base_model
-    layers = [_layer(layer, rope) for layer, rope in zip(body.layers, ropes, strict=True)]
-    whole = [layer for layer in layers if layer is not None]
-    if len(whole) < len(layers):
-        return None
-    decode = NativeDecode(
-        whole,
-        body.norm.weight.detach(),
-        head,
-        cache.keys,
-        cache.values,
-        heads=config.num_attention_heads,
-        inner=config.intermediate_size,
-        parts=PARTS,
-        epsilon=body.norm.variance_epsilon,
-        scaling=body.layers[0].self_attn.scaling,
-        rows=rows,
+    return Layer(
+        query_key_value,
+        out,
+        gate_up,
+        down,
+        before=layer.before,
+        between=layer.between,
+        of_query=layer.of_query,
+        of_key=layer.of_key,
+        width=layer.width,
+        turning=layer.turning,
     )
-    return NativeStep(model, turning.pop(), decode)
 
 
-def _layer(layer: Any, rope: Rope) -> Layer | None:
+def native_model(model: Any, ropes: list[Rope]) -> NativeModel | None:
+    """A model of transformers for the native kernels; None where its own forward is all there is."""
+    config = model.config
+    turning = {rope for rope in ropes if rope.turning}
+    head = product_of([model.get_output_embeddings()])
+    if config.model_type not in _SHAPE or head is None or len(turning) != 1 or config.hidden_act != "silu":
+        return None
+    if not native_runs():
+        return None
+    found = [_layer(layer, rope) for layer, rope in zip(model.base_model.layers, ropes, strict=True)]
+    layers = [layer for layer in found if layer is not None]
+    dim = len(ropes[0].sign)
+    if len(layers) < len(found) or dim % pieces.LANES or dim > pieces.WIDEST_HEAD:
+        return None
+    return NativeModel(model, turning.pop(), layers, head)
+
+
+def _layer(layer: Any, rope: Rope) -> _Layer | None:
     attention, mlp = layer.self_attn, layer.mlp
-    products: list[NativeProduct] = []
-    for several in (
-        [attention.q_proj, attention.k_proj, attention.v_proj],
-        [attention.o_proj],
-        [mlp.gate_proj, mlp.up_proj],
-        [mlp.down_proj],
-    ):
-        product = native_product(several)
-        if product is None:
-            return None
-        products.append(product)
+    query_key_value = product_of([attention.q_proj, attention.k_proj, attention.v_proj])
+    out, gate_up = product_of([attention.o_proj]), product_of([mlp.gate_proj, mlp.up_proj])
+    down = product_of([mlp.down_proj])
+    if query_key_value is None or out is None or gate_up is None or down is None:
+        return None
     is_mistral = attention.config.model_type == "mistral"
     of_query, of_key = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    return Layer(
-        *products,
+    return _Layer(
+        query_key_value,
+        out,
+        gate_up,
+        down,
         before=layer.input_layernorm.weight.detach(),
         between=layer.post_attention_layernorm.weight.detach(),
         of_query=None if of_query is None else of_query.weight.detach(),

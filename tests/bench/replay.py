@@ -352,7 +352,7 @@ def bench_miner(results: Results, log: Log, drain: str | None) -> None:
 @click.option("--data", type=click.Path(path_type=Path), help="Folder with loghub/BGL_2k.log and the HDFS files.")
 @click.option("--out", type=click.Path(path_type=Path), default="bench-out/replay.jsonl", show_default=True)
 @click.option("--model", default="smollm2-135m", show_default=True)
-@click.option("--weights", default="float32", show_default=True, help="Form of the model's weights.")
+@click.option("--weights", default="auto", show_default=True, help="Form of the model's weights.")
 @click.option("--drain", help="An interpreter that has drain3.")
 @click.option("--skip-speed", is_flag=True, help="Quality only.")
 @click.option("--skip-all", is_flag=True, help="Leave out the mode all, which takes minutes.")

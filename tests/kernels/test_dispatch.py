@@ -34,7 +34,7 @@ def test_triton_on_the_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch
 
 def test_another_choice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTREAM_KERNELS", "fast")
-    with pytest.raises(ConfigError, match="allowed: 'auto', 'torch', 'triton'"):
+    with pytest.raises(ConfigError, match="allowed: 'auto', 'torch', 'native', 'triton'"):
         dispatch.triton_runs(CPU)
 
 

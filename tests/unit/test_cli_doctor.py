@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from memstream import cli
+from memstream.kernels.native import why_no_native
 from memstream.models import list_models
 
 
@@ -37,7 +38,11 @@ def test_a_healthy_machine(capsys: pytest.CaptureFixture[str], home: Path) -> No
     assert packages["transformers"] == transformers.__version__
     assert packages["sqlite"] == sqlite3.sqlite_version
     assert found["cpu_threads"] == torch.get_num_threads()
-    assert found["kernels"] == {"active": "torch", "why": "the CPU path"}
+    missing = why_no_native()
+    assert found["kernels"] == {
+        "active": "torch" if missing else "native",
+        "why": missing or "compiled for this processor; models with packed weights run on it",
+    }
     assert found["home"] == str(home)
     assert found["store"] == {"path": str(home / "memstream.db"), "exists": False, "health": None}
 
@@ -46,7 +51,7 @@ def test_a_healthy_machine(capsys: pytest.CaptureFixture[str], home: Path) -> No
 def test_people_get_the_same_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor"]) == 0
     captured = capsys.readouterr()
-    assert "kernels      torch (the CPU path)" in captured.out
+    assert "kernels      native (compiled for this processor" in captured.out or why_no_native()
     assert "smollm2-135m: installed, checksums good" in captured.out
     assert captured.err.endswith("no problems found\n")
 
@@ -54,7 +59,7 @@ def test_people_get_the_same_as_lines(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.usefixtures("models_are_good")
 @pytest.mark.parametrize(
     ("value", "said"),
-    [("triton", "on the CPU Triton runs only in its"), ("fast", "allowed: 'auto', 'torch', 'triton'")],
+    [("triton", "on the CPU Triton runs only in its"), ("fast", "allowed: 'auto', 'torch', 'native', 'triton'")],
 )
 def test_a_kernel_path_that_is_not_there(
     value: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

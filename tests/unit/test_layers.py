@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"errors"},
     "kernels": set(),
     "stores": set(),
-    "models": set(),
+    "models": {"kernels"},
     "streaming": {"kernels", "models"},
     "engine": {"streaming", "kernels", "models"},
     "memory": {"stores", "models"},
