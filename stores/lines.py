@@ -66,6 +66,7 @@ class LineRow(Base):
     time: Mapped[datetime | None] = mapped_column(UtcTime)
     level: Mapped[str | None] = mapped_column(String)
     text: Mapped[str] = mapped_column(Text)
+    offset: Mapped[int | None] = mapped_column(BigInteger)  # of its first byte; None for lines of an older store
 
 
 _PIECE = 1000  # lines indexed at once
@@ -79,6 +80,7 @@ class NewLine:
 
     stream_id: int
     number: int
+    offset: int
     template_id: int | None
     time: datetime | None
     level: str | None
@@ -87,10 +89,14 @@ class NewLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLine:
-    """A line that was found: name of its stream, number from 1 within it, time (UTC), level and text."""
+    """A line that was found: name of its stream, number from 1 and first byte within it, time (UTC), level and text.
+
+    The offset is None for a line that was stored before offsets were.
+    """
 
     stream: str
     line: int
+    offset: int | None
     time: datetime | None
     level: str | None
     text: str
@@ -137,6 +143,7 @@ def add_lines(connection: Connection, lines: Sequence[NewLine]) -> None:
             "id": first + i,
             "stream_id": line.stream_id,
             "number": line.number,
+            "offset": line.offset,
             "template_id": line.template_id,
             "time": line.time,
             "level": line.level,
@@ -219,14 +226,14 @@ def lines_of(
 ) -> list[StoredLine]:
     """The first (or the newest) lines of a template that hold all the terms, in the order they were read."""
     statement = (
-        select(StreamRow.name, LineRow.number, LineRow.time, LineRow.level, LineRow.text)
+        select(StreamRow.name, LineRow.number, LineRow.offset, LineRow.time, LineRow.level, LineRow.text)
         .join(StreamRow, StreamRow.id == LineRow.stream_id)
         .where(LineRow.template_id == template_id, *_holding(connection, terms))
         .order_by(LineRow.id.desc() if newest else LineRow.id)
         .limit(limit)
     )
     found = [
-        StoredLine(stream=row[0], line=row[1], time=row[2], level=row[3], text=row[4])
+        StoredLine(stream=row[0], line=row[1], offset=row[2], time=row[3], level=row[4], text=row[5])
         for row in connection.execute(statement)
     ]
     return found[::-1] if newest else found

@@ -143,6 +143,8 @@ CREATE TABLE sizes (words VARCHAR NOT NULL, scope VARCHAR NOT NULL, n INTEGER NO
 CREATE INDEX turns_by_time ON turns (conversation_id, created)
 """
 
+_OFFSETS = "ALTER TABLE lines ADD COLUMN \"offset\" BIGINT"
+
 
 def _run(connection: Connection, script: str) -> None:
     for statement in script.split(";\n"):
@@ -185,6 +187,11 @@ def _search(connection: Connection) -> None:
     fulltext.recount(connection)
 
 
+def _offsets(connection: Connection) -> None:
+    """At which byte of its stream a line begins."""
+    _run(connection, _OFFSETS)
+
+
 MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [
     ("0001-base", _base),
     ("0002-turn-vectors", _turn_vectors),
@@ -193,6 +200,7 @@ MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [
     ("0005-documents", _documents),
     ("0006-spaces", _spaces),
     ("0007-search", _search),
+    ("0008-offsets", _offsets),
 ]
 
 

@@ -93,6 +93,8 @@ CREATE TABLE sizes (words VARCHAR NOT NULL, scope VARCHAR NOT NULL, n BIGINT NOT
 CREATE INDEX turns_by_time ON turns (conversation_id, created)
 """
 
+_OFFSETS = 'ALTER TABLE lines ADD COLUMN "offset" BIGINT'
+
 
 def _run(connection: Connection, script: str) -> None:
     for statement in script.split(";\n"):
@@ -112,4 +114,13 @@ def _search(connection: Connection) -> None:
     fulltext.recount(connection)
 
 
-MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [("0006-base", _base), ("0007-search", _search)]
+def _offsets(connection: Connection) -> None:
+    """At which byte of its stream a line begins."""
+    _run(connection, _OFFSETS)
+
+
+MIGRATIONS: list[tuple[str, Callable[[Connection], None]]] = [
+    ("0006-base", _base),
+    ("0007-search", _search),
+    ("0008-offsets", _offsets),
+]

@@ -75,7 +75,8 @@ def _found(found: Found) -> list[str]:
 
 
 def _place(line: StoredLine) -> str:
-    return " ".join(filter(None, (f"{shown(line.stream)}:{line.line}", _time(line.time))))
+    at_byte = "" if line.offset is None else f"byte {line.offset}"
+    return " ".join(filter(None, (f"{shown(line.stream)}:{line.line}", at_byte, _time(line.time))))
 
 
 def _time(when: datetime | None) -> str:

@@ -78,6 +78,7 @@ class LineMemory:
                 db.NewLine(
                     stream_id=streams[line.stream],
                     number=line.number,
+                    offset=line.offset,
                     template_id=None if template is None else known[template][0],
                     time=line.time,
                     level=line.level,

@@ -35,6 +35,10 @@ def test_asking_finds_what_a_plain_search_finds(tmp_path: Path) -> None:
     expected = [i + 1 for i, line in enumerate(lines) if "TLB" in line]
     assert (best.template, best.count) == ("data TLB error interrupt", len(expected))
     assert [line.line for line in best.lines] == expected
+    log = path.read_bytes()
+    assert [log[line.offset :].split(b"\n")[0].decode() for line in best.lines if line.offset is not None] == [
+        lines[number - 1] for number in expected
+    ]
     assert (best.first.line, best.last.line) == (expected[0], expected[-1])
     assert best.first.time is not None
     assert best.first.time.timestamp() == pytest.approx(1117838570 + 40 + 0.675872)
@@ -85,6 +89,7 @@ def test_the_command_reads_stdin_answers_and_asks_again_later(
     lines = [bgl(message, i) for i, message in enumerate(messages(120))]
     lines[70] = bgl("data TLB error interrupt", 70, level="FATAL")
     (tmp_path / "in").write_bytes("\r\n".join(lines).encode())
+    before = lines[70].index("data TLB")
     ask = ["replay", "--store", str(tmp_path / "s.db"), "--ask", "when did a data TLB error happen?"]
     options = ["--json", "--burn-in", "20", "--window", "600", "--model", str(model_folder)]
     with (tmp_path / "in").open() as stdin:
@@ -99,7 +104,10 @@ def test_the_command_reads_stdin_answers_and_asks_again_later(
     assert cli.run([*ask, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == records[-1]
     assert cli.run(ask) == 0
-    assert capsys.readouterr().out.startswith("1 x data TLB error interrupt\n    first -:71 2005-06-03 22:44:00Z")
+    assert capsys.readouterr().out.startswith(
+        f"1 x data TLB error interrupt\n    first -:71 byte {(tmp_path / 'in').read_bytes().index(b'data TLB') - before} "
+        "2005-06-03 22:44:00Z"
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from sqlalchemy import insert, inspect
 
 from memstream.errors import StoreError
 from memstream.memory import Scope, SqlStore
-from memstream.stores import migrations, schema, sqlite, vectors
+from memstream.stores import lines, migrations, schema, sqlite, vectors
 from tests.stores.conftest import MakeMemory
 from tests.stores.tiny import TinyEmbedder
 
@@ -169,3 +169,31 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(tmp_path: Path, monke
     with store.read() as connection:
         assert not inspect(connection).has_table("half")
     store.close()
+
+
+def test_lines_of_an_older_store_have_no_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.db"
+    with monkeypatch.context() as older:
+        older.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:7])
+        store = SqlStore.open(path)
+        with store.write() as connection:
+            for statement in (
+                "INSERT INTO streams VALUES (1, 'app.log', '2026-01-02 03:04:05.000000')",
+                "INSERT INTO templates (id, text) VALUES (1, 'disk full')",
+                "INSERT INTO lines (id, stream_id, number, template_id, text) VALUES (1, 1, 1, 1, 'disk full')",
+            ):
+                connection.exec_driver_sql(statement)
+        store.close()
+    store = SqlStore.open(path)
+    with store.write() as connection:
+        lines.add_lines(
+            connection,
+            [
+                lines.NewLine(
+                    stream_id=1, number=2, offset=10, template_id=1, time=None, level=None, text="disk full again"
+                )
+            ],
+        )
+        found = lines.lines_of(connection, 1, [], 5)
+    store.close()
+    assert [(line.line, line.offset) for line in found] == [(1, None), (2, 10)]

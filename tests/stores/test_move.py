@@ -41,7 +41,13 @@ def fill(memory: Memory) -> None:
         template = lines.ensure_template(connection, "disk full on")
         new = [
             lines.NewLine(
-                stream_id=stream, number=i, template_id=template, time=None, level=None, text=f"disk full {i}"
+                stream_id=stream,
+                number=i,
+                offset=12 * (i - 1),
+                template_id=template,
+                time=None,
+                level=None,
+                text=f"disk full {i}",
             )
             for i in (1, 2)
         ]
