@@ -143,7 +143,7 @@ CREATE TABLE sizes (words VARCHAR NOT NULL, scope VARCHAR NOT NULL, n INTEGER NO
 CREATE INDEX turns_by_time ON turns (conversation_id, created)
 """
 
-_OFFSETS = "ALTER TABLE lines ADD COLUMN \"offset\" BIGINT"
+_OFFSETS = 'ALTER TABLE lines ADD COLUMN "offset" BIGINT'
 
 
 def _run(connection: Connection, script: str) -> None:
