@@ -133,6 +133,9 @@ class Engine:
         Returns:
             How many tokens were computed.
         """
+        if len(tokens) == 1:
+            self.step([row], tokens)
+            return 1
         done = 0
         for piece, hidden in self._pieces(row, tokens):
             done += len(piece)
@@ -175,16 +178,23 @@ class Engine:
         Returns:
             [n] float32 on the model's device; NaN for the very first token of a stream.
         """
+        if len(tokens) == 1:
+            score = self._first_score(row, tokens)
+            self.step([row], tokens)
+            return score
         scores: list[Tensor] = []
         for piece, hidden in self._pieces(row, tokens):
             ids = torch.tensor(piece, device=hidden.device)
-            if row.logits is None:
-                scores.append(torch.full((1,), torch.nan, device=hidden.device))
-            else:
-                scores.append(torch.log_softmax(row.logits, dim=-1)[ids[:1]])
+            scores.append(self._first_score(row, piece))
             scores.append(-self.model.token_nll(hidden[:-1], ids[1:]))
             row.logits = self.model.head(hidden[-1]).float()
         return torch.cat(scores) if scores else torch.empty(0)
+
+    def _first_score(self, row: Row, tokens: Sequence[int]) -> Tensor:
+        """[1] the log-probability of the first token, before it is fed."""
+        if row.logits is None:
+            return torch.full((1,), torch.nan, device=self.model.device)
+        return torch.log_softmax(row.logits, dim=-1)[tokens[:1]]
 
     def set_memory(self, row: Row, tokens: Sequence[int]) -> int:
         """Replaces the memory segment by recalled text, prefilled with only the sinks in front of it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from memstream.config import kernel_choice, memstream_home
 from memstream.errors import KernelUnavailableError
 
+_log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("native.c")
 FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
 QUIET = ("-Wno-psabi",)  # vectors wider than the processor's own are cut in two, which is meant
@@ -69,9 +71,11 @@ def _build(flags: tuple[str, ...]) -> tuple[CDLL | None, str | None]:
         return CDLL(str(path)), None
     except subprocess.SubprocessError as error:
         told = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-        return None, f"{compiler} cannot compile them: {(told or [str(error)])[0]}"
+        missing = f"{compiler} cannot compile them: {(told or [str(error)])[0]}"
     except OSError as error:
-        return None, f"they cannot be compiled into {memstream_home() / 'native'}: {error}"
+        missing = f"they cannot be compiled into {memstream_home() / 'native'}: {error}"
+    _log.warning("without the native kernels, which is slower: %s", missing)
+    return None, missing
 
 
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:

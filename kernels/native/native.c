@@ -1,13 +1,13 @@
 /* Products with packed weights, and the decode step of a model of Llama's shape, for a CPU.
  *
  * A product with a few rows waits for its weights, so they are read once, in few bits, for all rows. Sixteen outputs lie
- * side by side, one in each lane of a vector, so that no sum crosses lanes. Inputs are rounded to eight bits with a
- * scale for each 32 of them, where the processor multiplies bytes (AVX-512 VNNI); elsewhere, and with PLAIN defined, they
- * stay in float32.
+ * side by side, one in each lane of a vector, so that no sum crosses lanes. Inputs are two bytes
+ * each, a 127th of the largest of 32 and a 254th of that, where the processor multiplies bytes (AVX-512 VNNI); elsewhere,
+ * and with PLAIN defined, they stay in float32.
  *
  * Packed weights [N, K]: for each 16 outputs, for each block of 32 inputs:
  *   four bits:  16 steps, 16 lows, and the levels of 8 quads of inputs; two quads share their bytes
- *   eight bits: the levels of 8 quads; the 16 steps come once, after the last block
+ *   eight bits: the levels of 8 quads; the 16 steps of each block come together after the last one
  * A quad is four inputs that follow each other; its 64 bytes are [16 outputs][4 inputs].
  */
 
@@ -40,6 +40,14 @@ static inline void store(float *p, vec v) { *(vec_u *)p = v; }
 static inline vec spread(float x) { return x - (vec){0}; }
 
 static inline vec pick(ivec where, vec one, vec other) { return (vec)(((ivec)one & where) | ((ivec)other & ~where)); }
+
+static inline scale_t stored(float scale) {
+#if BYTES
+    return _cvtss_sh(scale, _MM_FROUND_TO_NEAREST_INT);
+#else
+    return scale;
+#endif
+}
 
 static inline vec scales(const scale_t *p) {
 #if BYTES
@@ -89,27 +97,29 @@ typedef struct {
 #define LEVELS_8 (QUADS * 4 * LANES)
 #define SCALES_4 (2 * LANES * (int)sizeof(scale_t))
 #define BLOCK_4 (SCALES_4 + LEVELS_4)
+#define LINE 64 /* loads that cross one take twice as long */
+
+/* Bytes of sixteen outputs, in whole lines. */
+static int64_t group_bytes(int64_t blocks, int bits) {
+    int64_t bytes = blocks * (bits == 4 ? BLOCK_4 : LEVELS_8 + LANES * (int64_t)sizeof(scale_t));
+    return (bytes + LINE - 1) / LINE * LINE;
+}
 
 int64_t ms_packed_bytes(int64_t outputs, int64_t inputs, int bits) {
-    int64_t groups = outputs / LANES, blocks = inputs / BLOCK;
-    return bits == 4 ? groups * blocks * BLOCK_4 : groups * (blocks * LEVELS_8 + 4 * LANES);
+    return outputs / LANES * group_bytes(inputs / BLOCK, bits);
 }
 
 /* levels [N, K] 0..15, step and low [N, K/32] */
-void ms_pack_4(const uint8_t *levels, const float *step, const float *low, int64_t outputs, int64_t inputs, uint8_t *to) {
+void ms_pack_4(const uint8_t *levels, const float *step, const float *low, int64_t outputs, int64_t inputs, uint8_t *start) {
     int64_t blocks = inputs / BLOCK;
-    for (int64_t group = 0; group < outputs / LANES; group++)
+    for (int64_t group = 0; group < outputs / LANES; group++, start += group_bytes(blocks, 4)) {
+        uint8_t *to = start;
         for (int64_t b = 0; b < blocks; b++, to += BLOCK_4) {
             scale_t of_block[2 * LANES];
             for (int i = 0; i < LANES; i++) {
                 int64_t row = group * LANES + i;
-#if BYTES
-                of_block[i] = _cvtss_sh(step[row * blocks + b], _MM_FROUND_TO_NEAREST_INT);
-                of_block[LANES + i] = _cvtss_sh(low[row * blocks + b], _MM_FROUND_TO_NEAREST_INT);
-#else
-                of_block[i] = step[row * blocks + b];
-                of_block[LANES + i] = low[row * blocks + b];
-#endif
+                of_block[i] = stored(step[row * blocks + b]);
+                of_block[LANES + i] = stored(low[row * blocks + b]);
                 const uint8_t *from = levels + row * inputs + b * BLOCK;
                 for (int q = 0; q < QUADS; q += 2)
                     for (int j = 0; j < 4; j++)
@@ -117,36 +127,57 @@ void ms_pack_4(const uint8_t *levels, const float *step, const float *low, int64
             }
             memcpy(to, of_block, sizeof of_block);
         }
+    }
 }
 
-/* levels [N, K] -127..127, step [N] */
-void ms_pack_8(const int8_t *levels, const float *step, int64_t outputs, int64_t inputs, uint8_t *to) {
+/* levels [N, K] -127..127, step [N, K/32] */
+void ms_pack_8(const int8_t *levels, const float *step, int64_t outputs, int64_t inputs, uint8_t *start) {
     int64_t blocks = inputs / BLOCK;
-    for (int64_t group = 0; group < outputs / LANES; group++) {
-        for (int64_t b = 0; b < blocks; b++, to += LEVELS_8)
-            for (int i = 0; i < LANES; i++)
+    for (int64_t group = 0; group < outputs / LANES; group++, start += group_bytes(blocks, 8))
+        for (int64_t b = 0; b < blocks; b++)
+            for (int i = 0; i < LANES; i++) {
+                int64_t row = group * LANES + i;
+                scale_t of_block = stored(step[row * blocks + b]);
+                memcpy(start + blocks * LEVELS_8 + (b * LANES + i) * sizeof of_block, &of_block, sizeof of_block);
                 for (int k = 0; k < BLOCK; k++)
-                    to[(k / 4 * LANES + i) * 4 + k % 4] =
-                        (uint8_t)(levels[(group * LANES + i) * inputs + b * BLOCK + k] + 128);
-        memcpy(to, step + group * LANES, 4 * LANES);
-        to += 4 * LANES;
-    }
+                    start[b * LEVELS_8 + (k / 4 * LANES + i) * 4 + k % 4] =
+                        (uint8_t)(levels[row * inputs + b * BLOCK + k] + 128);
+            }
 }
 
 /* ---- inputs ---- */
 
-/* One row of inputs, as products take it: eight bits with a scale for each block, or as it is. */
+#define FINE 254 /* fine levels in a coarse one */
+
+/* One row of inputs, as products take it: scale (FINE coarse + fine), with a scale for each block, or as it is. */
 typedef struct {
 #if BYTES
-    int8_t *levels;
-    float *scale; /* of each block */
+    int8_t *coarse, *fine;
+    float *scale;
 #else
     const float *values;
 #endif
     float *sum; /* of each block */
 } Input;
 
-static int64_t input_floats(int64_t inputs) { return inputs / 4 + 2 * (inputs / BLOCK) + LANES; }
+static int64_t input_floats(int64_t inputs) { return inputs / 2 + 2 * (inputs / BLOCK) + LANES; }
+
+#if BYTES
+/* Rounds sixteen inputs; returns what their levels stand for, in fine ones. */
+static inline __m512i both_levels(__m512 x, float by, int8_t *coarse, int8_t *fine) {
+    __m512 scaled = _mm512_mul_ps(x, _mm512_set1_ps(by));
+    __m512i whole = _mm512_cvtps_epi32(scaled);
+    __m512 rest = _mm512_sub_ps(scaled, _mm512_cvtepi32_ps(whole));
+    __m512i part = _mm512_cvtps_epi32(_mm512_mul_ps(rest, _mm512_set1_ps(FINE)));
+    _mm_storeu_si128((__m128i *)coarse, _mm512_cvtsepi32_epi8(whole));
+    _mm_storeu_si128((__m128i *)fine, _mm512_cvtsepi32_epi8(part));
+    return _mm512_add_epi32(_mm512_mullo_epi32(whole, _mm512_set1_epi32(FINE)), part);
+}
+
+static inline vec both_sums(__m512i coarse, __m512i fine) {
+    return (vec)_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_mullo_epi32(coarse, _mm512_set1_epi32(FINE)), fine));
+}
+#endif
 
 /* Rounds x [K] into room of input_floats(K). */
 static Input input_of(const float *x, int64_t inputs, float *room) {
@@ -155,16 +186,15 @@ static Input input_of(const float *x, int64_t inputs, float *room) {
     in.sum = room;
 #if BYTES
     in.scale = room + blocks;
-    in.levels = (int8_t *)(room + 2 * blocks);
+    in.coarse = (int8_t *)(room + 2 * blocks);
+    in.fine = in.coarse + inputs;
     for (int64_t b = 0; b < blocks; b++) {
         __m512 one = _mm512_loadu_ps(x + b * BLOCK), other = _mm512_loadu_ps(x + b * BLOCK + LANES);
         float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(one), _mm512_abs_ps(other)));
         float by = most > 0 ? 127.0f / most : 0.0f;
-        __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(one, _mm512_set1_ps(by)));
-        __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(other, _mm512_set1_ps(by)));
-        _mm_storeu_si128((__m128i *)(in.levels + b * BLOCK), _mm512_cvtsepi32_epi8(first));
-        _mm_storeu_si128((__m128i *)(in.levels + b * BLOCK + LANES), _mm512_cvtsepi32_epi8(second));
-        in.scale[b] = most / 127.0f;
+        __m512i first = both_levels(one, by, in.coarse + b * BLOCK, in.fine + b * BLOCK);
+        __m512i second = both_levels(other, by, in.coarse + b * BLOCK + LANES, in.fine + b * BLOCK + LANES);
+        in.scale[b] = most / (127.0f * FINE);
         in.sum[b] = in.scale[b] * _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
     }
 #else
@@ -194,20 +224,23 @@ static inline __attribute__((always_inline)) void sixteen_4(const uint8_t *w, co
         vec step = scales((const scale_t *)w), low = scales((const scale_t *)w + LANES);
         const uint8_t *levels = w + SCALES_4;
 #if BYTES
-        __m512i sums[MOST_ROWS];
-        for (int r = 0; r < m; r++) sums[r] = _mm512_setzero_si512();
+        __m512i coarse[MOST_ROWS], fine[MOST_ROWS];
+        for (int r = 0; r < m; r++) coarse[r] = fine[r] = _mm512_setzero_si512();
         const __m512i mask = _mm512_set1_epi8(15);
         for (int q = 0; q < QUADS / 2; q++) {
             __m512i both = _mm512_loadu_si512(levels + q * 4 * LANES);
             __m512i one = _mm512_and_si512(both, mask), other = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
             for (int r = 0; r < m; r++) {
-                const int32_t *x = (const int32_t *)(in[r].levels + b * BLOCK) + 2 * q;
-                sums[r] = _mm512_dpbusd_epi32(sums[r], one, _mm512_set1_epi32(x[0]));
-                sums[r] = _mm512_dpbusd_epi32(sums[r], other, _mm512_set1_epi32(x[1]));
+                const int32_t *x = (const int32_t *)(in[r].coarse + b * BLOCK) + 2 * q;
+                const int32_t *y = (const int32_t *)(in[r].fine + b * BLOCK) + 2 * q;
+                coarse[r] = _mm512_dpbusd_epi32(coarse[r], one, _mm512_set1_epi32(x[0]));
+                fine[r] = _mm512_dpbusd_epi32(fine[r], one, _mm512_set1_epi32(y[0]));
+                coarse[r] = _mm512_dpbusd_epi32(coarse[r], other, _mm512_set1_epi32(x[1]));
+                fine[r] = _mm512_dpbusd_epi32(fine[r], other, _mm512_set1_epi32(y[1]));
             }
         }
         for (int r = 0; r < m; r++)
-            out[r] += (vec)_mm512_cvtepi32_ps(sums[r]) * (step * in[r].scale[b]) + low * in[r].sum[b];
+            out[r] += both_sums(coarse[r], fine[r]) * (step * in[r].scale[b]) + low * in[r].sum[b];
 #else
         for (int r = 0; r < m; r++) {
             vec sum = {0};
@@ -225,37 +258,38 @@ static inline __attribute__((always_inline)) void sixteen_4(const uint8_t *w, co
 static inline __attribute__((always_inline)) void sixteen_8(const uint8_t *w, const Input *in, int64_t blocks, int m,
                                                             vec *out) {
     for (int r = 0; r < m; r++) out[r] = (vec){0};
+    const scale_t *steps = (const scale_t *)(w + blocks * LEVELS_8);
     for (int64_t b = 0; b < blocks; b++, w += LEVELS_8) {
+        vec step = scales(steps + b * LANES);
 #if BYTES
-        __m512i sums[MOST_ROWS];
-        for (int r = 0; r < m; r++) sums[r] = _mm512_setzero_si512();
+        __m512i coarse[MOST_ROWS], fine[MOST_ROWS];
+        for (int r = 0; r < m; r++) coarse[r] = fine[r] = _mm512_setzero_si512();
         for (int q = 0; q < QUADS; q++) {
             __m512i levels = _mm512_loadu_si512(w + q * 4 * LANES);
             for (int r = 0; r < m; r++) {
-                const int32_t *x = (const int32_t *)(in[r].levels + b * BLOCK) + q;
-                sums[r] = _mm512_dpbusd_epi32(sums[r], levels, _mm512_set1_epi32(*x));
+                coarse[r] = _mm512_dpbusd_epi32(
+                    coarse[r], levels, _mm512_set1_epi32(((const int32_t *)(in[r].coarse + b * BLOCK))[q]));
+                fine[r] = _mm512_dpbusd_epi32(
+                    fine[r], levels, _mm512_set1_epi32(((const int32_t *)(in[r].fine + b * BLOCK))[q]));
             }
         }
         for (int r = 0; r < m; r++)
-            out[r] += (vec)_mm512_cvtepi32_ps(sums[r]) * in[r].scale[b] - 128.0f * in[r].sum[b];
+            out[r] += (both_sums(coarse[r], fine[r]) * in[r].scale[b] - 128.0f * in[r].sum[b]) * step;
 #else
         for (int r = 0; r < m; r++) {
             vec sum = {0};
             for (int q = 0; q < QUADS; q++)
                 sum = quad_product(w + q * 4 * LANES, in[r].values + b * BLOCK + 4 * q, 0, 255, sum);
-            out[r] += sum - 128.0f * in[r].sum[b];
+            out[r] += (sum - 128.0f * in[r].sum[b]) * step;
         }
 #endif
     }
-    vec step = load((const float *)w);
-    for (int r = 0; r < m; r++) out[r] *= step;
 }
 
 /* Outputs from, to (multiples of 16) of m rows; out [m, stride], or added to what is there. */
 static inline __attribute__((always_inline)) void outputs_of(const Product *p, const Input *in, int m, int64_t from,
                                                              int64_t to, float *out, int64_t stride, int add) {
-    int64_t blocks = p->inputs / BLOCK;
-    int64_t bytes = p->bits == 4 ? blocks * BLOCK_4 : blocks * LEVELS_8 + 4 * LANES;
+    int64_t blocks = p->inputs / BLOCK, bytes = group_bytes(blocks, p->bits);
     for (int64_t n = from; n < to; n += LANES) {
         vec sums[MOST_ROWS];
         const uint8_t *w = p->weights + n / LANES * bytes;

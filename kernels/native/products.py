@@ -36,7 +36,7 @@ class NativeProduct:
 
     Args:
         levels: [N, K]; uint8 from 0 to 15 in four bits, int8 from -127 to 127 in eight.
-        step: [N, K/32] float32 in four bits, [N] in eight.
+        step: [N, K/32] float32.
         low: [N, K/32] float32 in four bits, else None.
         bias: [N] float32, or None.
 

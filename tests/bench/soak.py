@@ -182,7 +182,7 @@ def draw(soak: Soak, ratios: Sequence[float], path: Path) -> None:
 @click.option("--data", type=click.Path(path_type=Path), help="Folder with mobydick.txt.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("bench-out/soak.jsonl"), show_default=True)
 @click.option("--tokens", default=4_000_000, show_default=True, help="How many the stream is to have read in all.")
-@click.option("--weights", default="float32", show_default=True, help="The form of the weights.")
+@click.option("--weights", default="auto", show_default=True, help="The form of the weights.")
 @click.option("--threads", default=2, show_default=True)
 @click.option("--skip-tests", is_flag=True, help="Measure even where the tests were not run; noted in the output.")
 def main(data: Path | None, out: Path, tokens: int, weights: str, threads: int, skip_tests: bool) -> None:

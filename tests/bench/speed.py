@@ -45,6 +45,7 @@ PEERS = {
     "streaming_llm": (*OLD, "transformers==4.33.0"),
     "llama_cpp": ("llama-cpp-python==0.3.36",),
 }
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +134,37 @@ def build(results: Results, folder: Path, kinds: Sequence[str]) -> dict[str, Pat
         if not (place / "whole").exists():
             say(f"building the environment of {kind}")
             venv.create(place, with_pip=True, clear=True)
-            command = [str(python), "-m", "pip", "install", "--quiet", *PEERS[kind]]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                miss(results, kind, (done.stderr.strip().splitlines() or ["pip said nothing"])[-1])
+            why = install(python, PEERS[kind])
+            if kind == "llama_cpp" and not why and crashes(python):
+                results.add("peers", "llama_cpp_without_amx", 1, "count", why="its AMX products crash on this machine")
+                flags = f"-DCMAKE_C_FLAGS='{WITHOUT_AMX}' -DCMAKE_CXX_FLAGS='{WITHOUT_AMX}'"
+                again = ("--no-cache-dir", "--force-reinstall", "--no-deps", *PEERS[kind])
+                why = install(python, again, CMAKE_ARGS=flags)
+            if why:
+                miss(results, kind, why)
                 continue
             (place / "whole").touch()
         built[kind] = python
     return built
+
+
+def install(python: Path, packages: Sequence[str], **environment: str) -> str:
+    """Installs packages into an environment; returns what went wrong, or nothing."""
+    command = [str(python), "-m", "pip", "install", "--quiet", *packages]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    return (done.stderr.strip().splitlines() or ["pip said nothing"])[-1] if done.returncode else ""
+
+
+def crashes(python: Path) -> bool:
+    """Whether llama.cpp, as it was built for this processor, is killed by a signal when it reads a few tokens."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as prompt:
+        json.dump([1] * 66, prompt)
+        prompt.flush()
+        command = [
+            python, Path(__file__).with_name("contender.py"), "llama_cpp", "--threads", 2, "--prompt", prompt.name,
+            "--model", find_gguf(CATALOG[MODEL]).parts[0], "--history", 64, "--cache", 128, "--tokens", 2,
+        ]  # fmt: skip
+        return subprocess.run([str(part) for part in command], capture_output=True, check=False).returncode < 0
 
 
 def race(results: Results, races: Races, peers: dict[str, Path]) -> None:

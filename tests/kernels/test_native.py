@@ -1,7 +1,7 @@
 """The native kernels: what the compiler makes of them, and what they compute, against dense products and whole models.
 
-Compiled as ``PLAIN``, inputs stay in float32, so that results are exact to its last bits; with the processor's byte
-products they are rounded to a 127th of the largest of 32, and that bound is what is tested.
+Compiled as ``PLAIN``, inputs stay in float32. With the processor's byte products they are rounded to half a 254th of a
+127th of the largest of 32.
 """
 
 from __future__ import annotations
@@ -31,31 +31,36 @@ pytestmark = pytest.mark.skipif(why_no_native() is not None, reason=f"no native 
 SHAPED = ["llama", "llama_yarn", "llama_llama3", "mistral", "mistral_sliding", "qwen2", "qwen3", "smollm3"]
 VOCABULARY = 112
 EXACT = 2e-4  # of logits between 1 and 10, float32
+NEAR = 3e-2  # where inputs are rounded, and a hot softmax makes more of it
+
+
+@pytest.fixture(params=["bytes", "plain"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels as this processor has them, and as others do."""
+    if request.param == "plain":
+        monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DPLAIN"))
 
 
 @pytest.fixture
-def plain_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels whose inputs stay in float32."""
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DPLAIN"))
-
-
-@pytest.fixture
-def plain(plain_inputs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, and wide weights in float32."""
+def wide_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: False)
 
 
 def weights(bits: int, n: int, k: int) -> tuple[tuple[Tensor, Tensor, Tensor | None], Tensor]:
     """What a product is made of, and the same as a dense matrix in float64."""
     if bits == 8:
-        levels, step = torch.randint(-127, 128, (n, k), dtype=torch.int8), torch.rand(n) / 64
-        return (levels, step, None), levels.double() * step.double()[:, None]
+        levels, step = (
+            torch.randint(-127, 128, (n, k), dtype=torch.int8),
+            (torch.rand(n, k // GROUP) / 64).half().float(),
+        )
+        return (levels, step, None), levels.double() * step.double().repeat_interleave(GROUP, dim=-1)
     levels = torch.randint(0, 16, (n, k), dtype=torch.uint8)
     step, low = (torch.rand(n, k // GROUP) / 64).half().float(), torch.randn(n, k // GROUP).half().float()
     grouped = levels.double().view(n, -1, GROUP) * step.double()[..., None] + low.double()[..., None]
     return (levels, step, low), grouped.view(n, k)
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 16])
 @pytest.mark.parametrize(("n", "k"), [(16, 32), (48, 96), (144, 608)])
@@ -68,27 +73,8 @@ def test_a_product_is_that_of_its_weights(bits: int, rows: int, n: int, k: int, 
     got = NativeProduct(*made, added)(x)
     expected = x.double() @ dense.T + (0.0 if added is None else added.double())
     largest = x.view(rows, -1, GROUP).abs().amax(-1).repeat_interleave(GROUP, dim=-1)
-    slack = largest.double() / 254 @ dense.abs().T + 1e-5 * (x.abs().double() @ dense.abs().T)
-    assert ((got - expected).abs() <= slack + 1e-5).all()
-
-
-@pytest.mark.usefixtures("plain")
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("rows", [1, 3, 16])
-def test_a_plain_product_is_exact(bits: int, rows: int) -> None:
-    made, dense = weights(bits, 48, 96)
-    x = torch.randn(rows, 96)
-    expected = x.double() @ dense.T
-    torch.testing.assert_close(NativeProduct(*made, None)(x).double(), expected, rtol=1e-5, atol=2e-4)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_whole_numbers_are_exact_in_bytes_too(bits: int) -> None:
-    made, dense = weights(bits, 32, 64)
-    x = torch.randint(-126, 127, (2, 64)).float()
-    x[:, ::GROUP] = 127.0  # so a step of the input is one
-    expected = x.double() @ dense.T
-    torch.testing.assert_close(NativeProduct(*made, None)(x).double(), expected, rtol=1e-5, atol=1e-2)
+    slack = largest.double() / (2 * 127 * 254) @ dense.abs().T + 2e-6 * (x.abs().double() @ dense.abs().T)
+    assert ((got - expected).abs() <= slack + 1e-6).all()
 
 
 def test_which_shapes_can_be_packed() -> None:
@@ -125,7 +111,7 @@ def model_on_a_grid(family: str, bits: int) -> Any:
 
 def on_grid_8(weight: Tensor) -> Tensor:
     levels = torch.randint(-127, 128, weight.shape).float()
-    levels[:, 0] = 127
+    levels[:, ::GROUP] = 127
     return levels / 512
 
 
@@ -168,7 +154,7 @@ def stream(model: Any, *, kv_dtype: Any = "auto", position: Any = "before_turn",
     return torch.cat([seen_of_all, engine.score(rows[0], tokens(11, seed=99))])
 
 
-@pytest.mark.usefixtures("plain")
+@pytest.mark.usefixtures("either", "wide_in_float32")
 @pytest.mark.parametrize("position", ["before_turn", "after_sinks"])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("family", SHAPED)
@@ -183,13 +169,14 @@ def test_a_decode_step_is_that_of_the_model(
     monkeypatch.setattr(Engine, "_decode", lambda self, *args: ran.append(self) or run(self, *args))
     got = stream(model, position=position)
     assert all(decode._native is not None for engine in ran for decode in engine._decoders.values())
-    torch.testing.assert_close(got, expected, atol=EXACT, rtol=0)
+    torch.testing.assert_close(got, expected, atol=EXACT if "-DPLAIN" in build.FLAGS else NEAR, rtol=0)
 
 
-@pytest.mark.usefixtures("plain")
+@pytest.mark.usefixtures("wide_in_float32")
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_any_number_of_threads_gives_the_same(threads: int) -> None:
+def test_any_number_of_threads_gives_the_same(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven threads, and three outputs' groups: some have nothing to do."""
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DPLAIN"))
     expected = stream(model_on_a_grid("llama", 8))
     model, before = model_on_a_grid("llama", 8), torch.get_num_threads()
     pack(model, 8)
@@ -215,7 +202,6 @@ def test_what_the_native_step_does_not_take_runs_through_the_model(kv_dtype: str
     assert row.logits.isfinite().all()
 
 
-@pytest.mark.usefixtures("plain_inputs")
 @pytest.mark.skipif(not packed.multiplies_bfloat16(), reason="this processor has no bfloat16 products")
 @pytest.mark.parametrize("family", SHAPED)
 def test_a_piece_is_as_near_to_float32_as_torch_makes_it(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
