@@ -141,7 +141,7 @@ def test_smollm2_is_held_in_the_four_bits_it_was_made_of(smollm2: LoadedModel) -
     with torch.no_grad():
         expected = smollm2.model(torch.tensor([ids])).logits[0].log_softmax(-1)
     # token by token with weights in few bits, of which nothing is lost, and all at once with wide ones in bfloat16
-    exact = 5e-3 if why_no_native() is None else 0.4
+    exact = 2e-2 if why_no_native() is None else 0.4
     for size, tolerance in ((1, exact), (len(ids), 0.4)):
         engine = Engine(StreamingModel(loaded.model), CacheConfig(cache_tokens=512, memory_tokens=64))
         row = engine.admit()
