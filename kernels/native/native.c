@@ -416,6 +416,87 @@ static void turn(const float *x, const float *cos, const float *sin, int dim, fl
     }
 }
 
+#define EVERY_OTHER(a, b, at) \
+    __builtin_shufflevector(a, b, at, at + 2, at + 4, at + 6, at + 8, at + 10, at + 12, at + 14, at + 16, at + 18, at + 20, \
+                            at + 22, at + 24, at + 26, at + 28, at + 30)
+
+/* Sixteen totals, that of each vector in its lane. Fifteen steps, each of which folds two vectors into one. */
+static inline vec totals(vec *v) {
+    for (int n = LANES; n > 1; n /= 2)
+        for (int i = 0; i < n / 2; i++)
+            v[i] = EVERY_OTHER(v[2 * i], v[2 * i + 1], 0) + EVERY_OTHER(v[2 * i], v[2 * i + 1], 1);
+    return v[0];
+}
+
+#define MOST_SHARING 4 /* query heads whose sums stay in registers together */
+
+/* Scores of n keys for g query heads; dim and g are constants wherever this is inlined, if they can be. */
+static inline __attribute__((always_inline)) void score_keys(const float *key, const float *query, int64_t n, int dim,
+                                                             int g, float *scores, int64_t room) {
+    int64_t k = 0;
+    for (; k + LANES <= n; k += LANES)
+        for (int h = 0; h < g; h++) {
+            vec sums[LANES];
+            for (int i = 0; i < LANES; i++) {
+                sums[i] = load(query + h * dim) * load(key + (k + i) * dim);
+                for (int d = LANES; d < dim; d += LANES) sums[i] += load(query + h * dim + d) * load(key + (k + i) * dim + d);
+            }
+            store(scores + h * room + k, totals(sums));
+        }
+    for (; k < n; k++)
+        for (int h = 0; h < g; h++) {
+            vec sum = {0};
+            for (int d = 0; d < dim; d += LANES) sum += load(query + h * dim + d) * load(key + k * dim + d);
+            scores[h * room + k] = total(sum);
+        }
+}
+
+/* Adds n weighted values to the sums of g query heads. */
+static inline __attribute__((always_inline)) void add_values(const float *value, const float *weights, int64_t n, int dim,
+                                                             int g, int64_t room, float *out) {
+    for (int d = 0; d < dim; d += 4 * LANES) {
+        int vectors = dim - d < 4 * LANES ? (dim - d) / LANES : 4;
+        vec sums[MOST_SHARING][4];
+        for (int h = 0; h < g; h++)
+            for (int i = 0; i < vectors; i++) sums[h][i] = load(out + h * dim + d + i * LANES);
+        for (int64_t k = 0; k < n; k++)
+            for (int i = 0; i < vectors; i++) {
+                vec v = load(value + k * dim + d + i * LANES);
+                for (int h = 0; h < g; h++) sums[h][i] += weights[h * room + k] * v;
+            }
+        for (int h = 0; h < g; h++)
+            for (int i = 0; i < vectors; i++) store(out + h * dim + d + i * LANES, sums[h][i]);
+    }
+}
+
+#define SHARING(dim, call) \
+    switch (g) { \
+    case 1: call(dim, 1); break; \
+    case 2: call(dim, 2); break; \
+    case 3: call(dim, 3); break; \
+    default: call(dim, 4); \
+    }
+#define EACH_SHAPE(call) \
+    if (dim == 64) { SHARING(64, call) } else if (dim == 128) { SHARING(128, call) } else { SHARING(dim, call) }
+
+static void score_run(const float *key, const float *query, int64_t n, int dim, int grouped, float *scores, int64_t room) {
+    for (int h = 0; h < grouped; h += MOST_SHARING) {
+        int g = grouped - h < MOST_SHARING ? grouped - h : MOST_SHARING;
+#define CALL(dim, g) score_keys(key, query + h * dim, n, dim, g, scores + h * room, room)
+        EACH_SHAPE(CALL)
+#undef CALL
+    }
+}
+
+static void add_run(const float *value, const float *weights, int64_t n, int dim, int grouped, int64_t room, float *out) {
+    for (int h = 0; h < grouped; h += MOST_SHARING) {
+        int g = grouped - h < MOST_SHARING ? grouped - h : MOST_SHARING;
+#define CALL(dim, g) add_values(value, weights + h * room, n, dim, g, room, out + h * dim)
+        EACH_SHAPE(CALL)
+#undef CALL
+    }
+}
+
 /* One key/value head's share of the keys, for the query heads that share it; best and sum as flash attention has them. */
 static void attend(const Model *m, const Layer *layer, const Step *step, int64_t b, int kv, int64_t from, int64_t to,
                    const float *queries, float *scores, float *out, float *best, float *sum) {
@@ -434,25 +515,18 @@ static void attend(const Model *m, const Layer *layer, const Step *step, int64_t
             if (first <= nearest_hidden) first = nearest_hidden + 1;
         }
         if (first >= end) continue;
-        const float *key = layer->keys + stored + (part[0] + first) * dim;
-        const float *query = queries + ((int64_t)p * m->heads + kv * grouped) * dim;
         seen[n_seen].slot = part[0] + first;
         seen[n_seen++].length = end - first;
-        for (int64_t k = 0; k < end - first; k++, key += dim, n++)
-            for (int g = 0; g < grouped; g++) {
-                vec sum_of = {0};
-                float rest = 0;
-                int d = 0;
-                for (; d + LANES <= dim; d += LANES) sum_of += load(query + g * dim + d) * load(key + d);
-                for (; d < dim; d++) rest += query[g * dim + d] * key[d];
-                scores[g * room + n] = total(sum_of) + rest;
-            }
+        score_run(layer->keys + stored + (part[0] + first) * dim, queries + ((int64_t)p * m->heads + kv * grouped) * dim,
+                  end - first, dim, grouped, scores + n, room);
+        n += end - first;
     }
     for (int g = 0; g < grouped; g++) {
         float *score = scores + g * room, most = -INFINITY;
-        for (int64_t k = 0; k < n; k++) most = score[k] > most ? score[k] : most;
-        vec all = {0};
         for (int64_t k = n; k < n + LANES; k++) score[k] = -INFINITY;
+        vec tops = spread(-INFINITY), all = {0};
+        for (int64_t k = 0; k < n; k += LANES) tops = pick(load(score + k) > tops, load(score + k), tops);
+        for (int i = 0; i < LANES; i++) most = tops[i] > most ? tops[i] : most;
         for (int64_t k = 0; k < n; k += LANES) {
             vec weight = exp_of(load(score + k) - most);
             weight = pick(load(score + k) == -INFINITY, (vec){0}, weight);
@@ -464,17 +538,8 @@ static void attend(const Model *m, const Layer *layer, const Step *step, int64_t
         for (int d = 0; d < dim; d++) out[g * dim + d] = 0;
     }
     int64_t k = 0;
-    for (int s = 0; s < n_seen; s++) {
-        const float *value = layer->values + stored + seen[s].slot * dim;
-        for (int64_t end = k + seen[s].length; k < end; k++, value += dim)
-            for (int g = 0; g < grouped; g++) {
-                float weight = scores[g * room + k];
-                int d = 0;
-                for (; d + LANES <= dim; d += LANES)
-                    store(out + g * dim + d, load(out + g * dim + d) + weight * load(value + d));
-                for (; d < dim; d++) out[g * dim + d] += weight * value[d];
-            }
-    }
+    for (int s = 0; s < n_seen; k += seen[s++].length)
+        add_run(layer->values + stored + seen[s].slot * dim, scores + k, seen[s].length, dim, grouped, room, out);
 }
 
 static void inputs_of(const float *x, int64_t rows, int64_t n, float *room, Input *in) {
