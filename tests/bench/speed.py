@@ -231,7 +231,7 @@ def curve(races: Races, peers: dict[str, Path], picture: Path) -> None:
     for axis in axes:
         axis.set_xlabel("tokens of history")
         axis.grid(alpha=0.3)
-    axes[0].legend()
+    axes[1].legend(loc="upper left")
     figure.savefig(picture, dpi=120)
     say(f"picture: {picture}")
 
