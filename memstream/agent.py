@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequen
 from datetime import UTC, datetime
 from typing import Any, Self, get_args
 
+from memstream.batching import Batch
 from memstream.config import (
     CacheConfig,
     GenerationConfig,
@@ -25,7 +26,7 @@ from memstream.config import (
     retention_of,
 )  # fmt: skip
 from memstream.conversation import Conversation, checked
-from memstream.engine import Engine, TurnQueue
+from memstream.engine import Engine
 from memstream.errors import ConfigError
 from memstream.memory import (
     ConversationInfo,
@@ -72,6 +73,8 @@ class Agent:
         summarizer: makes one more key to an exchange that left the window: ``extractive`` takes whole sentences of it;
             ``model`` asks the chat model, while nobody waits for it, and takes what names nothing new; or a function
             from turns, in order, to a text.
+        rows: how many conversations have a cache of their own, and reply at once from as many threads; their tokens
+            are decoded together. The others wait for a row, as snapshots.
         reranker: reads the best hits again and puts them in order: a ``Reranker``, or the folder or hub id of a
             sentence-transformers cross-encoder; None: none does.
         retention_days: turns (and facts not pinned) of this namespace that are older are forgotten, now and every hour.
@@ -102,6 +105,7 @@ class Agent:
         generation: GenerationConfig | None = None,
         embedder: Embedder | None = None,
         summarizer: SummarizerChoice | Summarizer = "extractive",
+        rows: int = 1,
         reranker: Reranker | str | os.PathLike[str] | None = None,
         retention_days: float | None = None,
         chat_template: str | None = None,
@@ -134,11 +138,14 @@ class Agent:
         else:
             fingerprint = fingerprint_of(model, tokenizer)
         self._template = ChatTemplate(tokenizer, chat_template=chat_template, eos_ids=eos_ids_of(model))
-        self._engine = Engine(StreamingModel(model, fingerprint=fingerprint), self.cache)
+        if not isinstance(rows, int) or rows < 1:
+            raise ConfigError(f"rows is {rows!r}; it is the number of caches, at least 1")
+        self._engine = Engine(StreamingModel(model, fingerprint=fingerprint), self.cache, rows=rows)
         opening = self._template.opening(system)
         self._engine.pinned(len(opening.tokens) if opening.pinned else 0)
-        queue = TurnQueue()
-        self._summarizer = ModelSummarizer(self._engine, self._template, queue) if summarizer == "model" else None
+        self._summarizer: ModelSummarizer | None = None
+        if summarizer == "model":
+            self._summarizer = ModelSummarizer(self._engine, self._template, lambda: self._residents.is_quiet())
         embedder = embedder or SentenceTransformerEmbedder()
         if isinstance(reranker, (str, os.PathLike)):
             reranker = CrossEncoderReranker(reranker)
@@ -155,7 +162,7 @@ class Agent:
         except BaseException:
             opened.close()
             raise
-        self._residents = Residents(self._engine, self._template, self.memory, queue, system=system)
+        self._residents = Residents(Batch(self._engine, most=rows), self._template, self.memory, system=system)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
         self._keeping = threading.Lock()
@@ -181,7 +188,7 @@ class Agent:
         }
         plain = (
             "model", "system", "store", "namespace", "summarizer", "reranker", "retention_days", "chat_template",
-            "device", "weights", "revision",
+            "device", "weights", "revision", "rows",
         )  # fmt: skip
         unknown = sorted(set(values) - set(tables) - set(plain))
         if unknown:
@@ -226,20 +233,22 @@ class Agent:
 
     def run(self, conversation: Conversation, text: str, config: GenerationConfig, call: Call) -> Iterator[str]:
         """Queues for the row, then lives one turn; ``call.reply`` has the report afterwards."""
-        text, clock = checked(text), Clock()
-        if not self._residents.queue.enter(call.cancelled.is_set):
+        text, clock, queue, cancelled = checked(text), Clock(), conversation.queue, call.cancelled.is_set
+        if not queue.enter(cancelled):
             call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
             return
         try:
-            self._residents.make_resident(conversation)
+            if not self._residents.make_resident(conversation, cancelled):
+                call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
+                return
             clock.lap("wait_ms")
             with contextlib.closing(self._turn(conversation, text, config, call, clock)) as turn:
                 for piece in turn:
-                    self._residents.queue.suspended()
+                    queue.suspended()
                     yield piece
-                    self._residents.queue.resumed()
+                    queue.resumed()
         finally:
-            self._residents.queue.leave()
+            queue.leave()
 
     def _turn(
         self, conversation: Conversation, text: str, config: GenerationConfig, call: Call, clock: Clock
@@ -313,8 +322,8 @@ class Agent:
     def take_in(self, conversation: Conversation, user: str, assistant: str) -> Added:
         """Stores and prefills an exchange that happened elsewhere; nothing is recalled or generated."""
         user, assistant = checked(user), checked(assistant)
-        with self._residents.queue:
-            self._residents.make_resident(conversation)
+        with conversation.queue:
+            self._residents.make_resident(conversation, lambda: False)
             tokens, handle = conversation.exchange_tokens(user, assistant), conversation.handle
             try:
                 said = handle.begin_turn("user", user, len(tokens))
@@ -371,8 +380,8 @@ class Agent:
 
     def forget_in(self, scope: Scope, id: str) -> ForgetReceipt:
         """``forget`` in the scope of an open conversation."""
-        with self._residents.queue:
-            seen = self._residents.sharing_memory(scope)
+        seen = self._residents.sharing_memory(scope)
+        with self._residents.paused(seen):
             caches = sum(conversation.row is not None for conversation in seen)
             try:
                 receipt = self.memory.forget(scope, id)

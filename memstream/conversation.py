@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from memstream.batching import Batch
 from memstream.config import GenerationConfig
-from memstream.engine import Engine
+from memstream.engine import TurnQueue
 from memstream.errors import CapacityError, InputError, StoreError
 from memstream.memory import ConversationHandle, Turn
 from memstream.report import Evicted, Recalled
@@ -77,19 +78,20 @@ class Conversation:
     """One conversation on an engine.
 
     Args:
-        engine: computes it.
+        batch: steps its row together with others; its engine computes the rest.
         template: renders its turns.
         handle: its stored turns, owned by this process.
         system: the system text, or None.
     """
 
-    def __init__(
-        self, engine: Engine, template: ChatTemplate, handle: ConversationHandle, *, system: str | None
-    ) -> None:
-        self.engine = engine
+    def __init__(self, batch: Batch, template: ChatTemplate, handle: ConversationHandle, *, system: str | None) -> None:
+        self._batch = batch
+        self.engine = engine = batch.engine
         self.template = template
         self.handle = handle
         self.row: Row | None = None
+        self.queue = TurnQueue()  # of its turns, and of whoever changes its row
+        self.used = 0.0  # when a turn of it last began; monotonic
         self._n_forgotten = handle.n_forgotten()  # when the row was loaded
         self.window: deque[Exchange] = deque()  # exchanges whose tokens are in the window, oldest first
         self._opening = template.opening(system)
@@ -315,7 +317,7 @@ class Conversation:
             config,
             stop_ids=self.template.stop_ids,
             logits=logits,
-            advance=lambda token: self.engine.step([row], [token]),
+            advance=lambda token: self._batch.step(row, token),
             seen=lambda: row.window_ids,
             cancelled=cancelled,
             processors=processors,

@@ -18,6 +18,7 @@ from memstream.streaming.layout import Layout, Piece
 from memstream.streaming.model import StreamingModel
 from memstream.streaming.row import Row
 
+OWN_REPLY = "a reply of this agent is still being streamed in this thread; iterate to its end, or close it"
 Compute = Callable[[Sequence[Row], Sequence[Piece], Sequence[Sequence[int]]], Tensor]
 
 
@@ -64,6 +65,11 @@ class Engine:
     def cache_bytes(self) -> int:
         """Bytes of the whole cache; never changes."""
         return self.cache.bytes
+
+    @property
+    def has_free_row(self) -> bool:
+        """Whether ``admit`` would find a row."""
+        return bool(self._free)
 
     def pinned(self, pinned_tokens: int) -> int:
         """How many tokens are pinned for a system turn of this length.
@@ -291,11 +297,20 @@ class TurnQueue:
             if self._owner != threading.get_ident() or seen != self._steps:
                 seen, since = self._steps, time.monotonic()
             elif time.monotonic() - since > self.PATIENCE_S:
-                raise BusyError(
-                    "a reply of this agent is still being streamed in this thread; iterate to its end, or close it"
-                )
+                raise BusyError(OWN_REPLY)
         self.resumed()
         return True
+
+    def try_enter(self) -> bool:
+        """Takes its turn where nobody has it; never waits."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self.resumed()
+        return True
+
+    def is_mine(self) -> bool:
+        """True where this very thread was the last to live the running turn."""
+        return self._lock.locked() and self._owner == threading.get_ident()
 
     def resumed(self) -> None:
         """Notes which thread lives the turn now: the one that asked for its next piece."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from memstream.config import CacheConfig, GenerationConfig
-from memstream.engine import Engine, TurnQueue
+from memstream.engine import Engine
 from memstream.memory import Turn
 from memstream.memory.chunker import fair_share
 from memstream.memory.summarizer import sentences
@@ -31,13 +31,13 @@ class ModelSummarizer:
     Args:
         engine: whose model it is; its steps and these take turns.
         template: renders what the model is asked.
-        queue: of those who talk to the model.
+        is_quiet: whether nobody talks to the model.
 
     Raises:
         ConfigError: the model allows no cache of this size.
     """
 
-    def __init__(self, engine: Engine, template: ChatTemplate, queue: TurnQueue) -> None:
+    def __init__(self, engine: Engine, template: ChatTemplate, is_quiet: Callable[[], bool]) -> None:
         cache = CacheConfig(
             cache_tokens=min(CACHE_TOKENS, engine.config.total),
             memory_tokens=0,
@@ -48,7 +48,7 @@ class ModelSummarizer:
         self._engine = Engine(engine.model, cache, lock=engine.lock)
         self._template = template
         self._opening = template.opening(None)
-        self._queue = queue
+        self._is_quiet = is_quiet
         self._stopped = threading.Event()
 
     @property
@@ -105,7 +105,7 @@ class ModelSummarizer:
 
     def _is_stopped(self) -> bool:
         """Waits until nobody else needs the model, or until it is stopped."""
-        while not self._queue.is_quiet():
+        while not self._is_quiet():
             if self._stopped.wait(_POLL_S):
                 break
         return self._stopped.is_set()

@@ -1,43 +1,42 @@
-"""Which conversations are open in this process, and which one has the row."""
+"""Which conversations are open in this process, and which ones have a row."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from memstream.batching import Batch
 from memstream.conversation import Conversation
-from memstream.engine import Engine, TurnQueue
+from memstream.engine import OWN_REPLY, TurnQueue
 from memstream.errors import BusyError, ConversationBusyError
 from memstream.memory import Memory, Scope
 from memstream.template import ChatTemplate
 
 _POLL_S = 0.05
+_ROW_POLL_S = 0.01
 
 
 class Residents:
-    """The open conversations of one engine with one row.
+    """The open conversations of one engine, more than it has rows.
 
-    Whoever changes the row has the ``queue``; the list of open conversations has a lock of its own, which is never
-    held while waiting for the queue.
+    Whoever changes a conversation's row has the conversation's ``queue``. The list of open conversations has a lock of
+    its own, which is never held while waiting for a queue.
 
     Args:
-        engine: has the row.
+        batch: has the rows.
         template: renders turns.
         memory: stores them.
-        queue: of turns.
         system: system text of all conversations, or None.
     """
 
-    def __init__(
-        self, engine: Engine, template: ChatTemplate, memory: Memory, queue: TurnQueue, *, system: str | None
-    ) -> None:
-        self._engine, self._template, self._memory, self._system = engine, template, memory, system
+    def __init__(self, batch: Batch, template: ChatTemplate, memory: Memory, *, system: str | None) -> None:
+        self._batch, self._template, self._memory, self._system = batch, template, memory, system
         self._open: dict[Scope, Conversation] = {}
         self._n_users: dict[Scope, int] = {}  # sessions per open conversation
         self._registry = threading.Lock()
-        self._resident: Conversation | None = None
-        self.queue = queue
+        self._moving = threading.Lock()  # one conversation at a time comes into a row
         self.closed = False
 
     def acquire(self, scope: Scope, wait_s: float) -> Conversation:
@@ -55,7 +54,7 @@ class Residents:
                 try:
                     if scope not in self._open:
                         handle = self._memory.open_conversation(scope)
-                        self._open[scope] = Conversation(self._engine, self._template, handle, system=self._system)
+                        self._open[scope] = Conversation(self._batch, self._template, handle, system=self._system)
                     self._n_users[scope] = self._n_users.get(scope, 0) + 1
                     return self._open[scope]
                 except ConversationBusyError:
@@ -66,7 +65,7 @@ class Residents:
     def release(self, conversation: Conversation) -> None:
         """Gives a share in a conversation back; with the last one it is saved and closed."""
         scope = conversation.handle.scope
-        with self.queue:
+        with conversation.queue:
             with self._registry:
                 if self._open.get(scope) is not conversation:
                     return
@@ -79,21 +78,57 @@ class Residents:
                     del self._open[scope], self._n_users[scope]
                     conversation.handle.close()
 
-    def make_resident(self, conversation: Conversation) -> None:
-        """Gives the conversation the row; the one that had it is saved first. For whoever has the queue.
+    def make_resident(self, conversation: Conversation, cancelled: Callable[[], bool]) -> bool:
+        """Gives the conversation a row, where need be that of the one unused for longest, which is saved first.
+
+        For whoever has the conversation's queue. Waits while every row has a running turn.
+
+        Returns:
+            False where it was cancelled meanwhile.
 
         Raises:
-            BusyError: the conversation was closed.
+            BusyError: the conversation was closed; or every row has a turn that waits for this very thread.
         """
         with self._registry:
             if self._open.get(conversation.handle.scope) is not conversation:
                 raise BusyError("this conversation was closed meanwhile; open another session")
+        conversation.used = time.monotonic()
         conversation.check_forgotten()
-        if conversation.row is None:
-            if self._resident is not None:
-                self._resident.unload()
-            self._resident = conversation
-            conversation.load()
+        if conversation.row is not None:
+            return True
+        patience: float | None = None
+        while True:
+            with self._moving:
+                if self._batch.engine.has_free_row or self._make_room(conversation):
+                    conversation.load()
+                    return True
+            if not all(other.queue.is_mine() for other in self._resident(conversation)):
+                patience = None
+            elif patience is None:
+                patience = time.monotonic() + TurnQueue.PATIENCE_S
+            elif time.monotonic() > patience:
+                raise BusyError(OWN_REPLY)
+            if cancelled():
+                return False
+            time.sleep(_ROW_POLL_S)
+
+    def _resident(self, besides: Conversation) -> list[Conversation]:
+        """Conversations with a row, the one unused for longest first."""
+        with self._registry:
+            found = [other for other in self._open.values() if other.row is not None and other is not besides]
+        return sorted(found, key=lambda other: other.used)
+
+    def _make_room(self, conversation: Conversation) -> bool:
+        """Saves one conversation whose turn is over, and frees its row."""
+        for other in self._resident(conversation):
+            if other.queue.try_enter():
+                try:
+                    if other.row is not None:
+                        other.unload()
+                        return True
+                finally:
+                    other.queue.leave()
+        return False
 
     def sharing_memory(self, scope: Scope) -> list[Conversation]:
         """Open conversations that may have recalled something of a scope's: of shared knowledge, all of a namespace."""
@@ -106,27 +141,59 @@ class Residents:
                 or ((other.namespace, other.user) == (scope.namespace, scope.user) and scope.user is not None)
             ]
 
+    @contextlib.contextmanager
+    def paused(self, conversations: list[Conversation]) -> Iterator[None]:
+        """Lets no turn of these conversations run meanwhile; waits for those that do.
+
+        Holds none while it waits for another: that one's turn may wait for the row of the first.
+
+        Raises:
+            BusyError: one of them has a turn that waits for this very thread.
+        """
+        patience = time.monotonic() + TurnQueue.PATIENCE_S
+        while True:
+            with contextlib.ExitStack() as stack:
+                for conversation in conversations:
+                    if not conversation.queue.try_enter():
+                        break
+                    stack.callback(conversation.queue.leave)
+                else:
+                    yield
+                    return
+            if not any(conversation.queue.is_mine() for conversation in conversations):
+                patience = time.monotonic() + TurnQueue.PATIENCE_S
+            elif time.monotonic() > patience:
+                raise BusyError(OWN_REPLY)
+            time.sleep(_ROW_POLL_S)
+
+    def is_quiet(self) -> bool:
+        """True while no turn is lived, or those that are were left standing by their callers."""
+        with self._registry:
+            return all(conversation.queue.is_quiet() for conversation in self._open.values())
+
     def check_forgotten(self, cancelled: Callable[[], bool]) -> None:
-        """Frees every row that has seen what was forgotten since; once no turn runs, unless cancelled before."""
-        if not self.queue.enter(cancelled):
-            return
-        try:
-            with self._registry:
-                opened = list(self._open.values())
-            for conversation in opened:
+        """Frees every row that has seen what was forgotten since; once its turn is over, unless cancelled before."""
+        with self._registry:
+            opened = list(self._open.values())
+        for conversation in opened:
+            if not conversation.queue.enter(cancelled):
+                return
+            try:
                 conversation.check_forgotten()
-        finally:
-            self.queue.leave()
+            finally:
+                conversation.queue.leave()
 
     def close(self) -> bool:
         """Saves and closes everything; returns False where that was done before."""
-        with self.queue, self._registry:
+        with self._registry:
             if self.closed:
                 return False
             self.closed = True
-            for conversation in self._open.values():
+            opened = list(self._open.values())
+        for conversation in opened:
+            with conversation.queue, self._registry:
                 conversation.unload()
                 conversation.handle.close()
-            self._open.clear()
-            self._n_users.clear()
-            return True
+                self._open.pop(conversation.handle.scope, None)
+                self._n_users.pop(conversation.handle.scope, None)
+        return True

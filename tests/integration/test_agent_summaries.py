@@ -44,7 +44,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def summarizer(engine: Engine) -> ModelSummarizer:
-    return ModelSummarizer(engine, ChatTemplate(tiny.tokenizer()), TurnQueue())
+    return ModelSummarizer(engine, ChatTemplate(tiny.tokenizer()), TurnQueue().is_quiet)
 
 
 def fill(agent: Agent, user: str, n: int = 8) -> None:
@@ -93,7 +93,7 @@ def test_no_step_is_longer_than_a_reply_may_wait_for(
 
 def test_it_computes_nothing_while_a_turn_is_lived(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = TurnQueue()
-    summarizer = ModelSummarizer(engine, ChatTemplate(tiny.tokenizer()), queue)
+    summarizer = ModelSummarizer(engine, ChatTemplate(tiny.tokenizer()), queue.is_quiet)
     steps: list[bool] = []
     forward = Engine._forward
 
@@ -134,8 +134,8 @@ def test_a_stream_that_nobody_reads_on_does_not_hold_it_up() -> None:
     assert queue.is_quiet()
 
 
-def test_stopping_gives_up_in_the_middle(summarizer: ModelSummarizer) -> None:
-    summarizer._queue.enter(lambda: False)
+def test_stopping_gives_up_in_the_middle(engine: Engine) -> None:
+    summarizer = ModelSummarizer(engine, ChatTemplate(tiny.tokenizer()), lambda: False)
     made: list[str] = []
     thread = threading.Thread(target=lambda: made.append(summarizer(turns("amber", "basil"))))
     thread.start()

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 # Room -> rooms it may import. Every other room may import config, report and errors.
 PLAIN = {"config", "report", "errors"}
-BELOW_AGENT = {"memory", "stores", "engine", "streaming", "models"}
+BELOW_AGENT = {"memory", "stores", "batching", "engine", "streaming", "models"}
 AGENT = {"template", "model_summarizer", "conversation", "residents", "session", "agent"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"kernels"},
     "streaming": {"kernels", "models"},
     "engine": {"streaming", "kernels", "models"},
+    "batching": {"engine", "streaming"},
     "memory": {"stores", "models"},
     # The agent and its parts.
     "template": {"models"},
