@@ -200,7 +200,7 @@ class Engine:
         """[1] the log-probability of the first token, before it is fed."""
         if row.logits is None:
             return torch.full((1,), torch.nan, device=self.model.device)
-        return torch.log_softmax(row.logits, dim=-1)[tokens[:1]]
+        return torch.log_softmax(row.logits, dim=-1)[list(tokens[:1])]
 
     def set_memory(self, row: Row, tokens: Sequence[int]) -> int:
         """Replaces the memory segment by recalled text, prefilled with only the sinks in front of it.

@@ -7,9 +7,13 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from ctypes import CDLL
 from pathlib import Path
 
@@ -21,6 +25,7 @@ SOURCE = Path(__file__).with_name("native.c")
 FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
 QUIET = ("-Wno-psabi",)  # vectors wider than the processor's own are cut in two, which is meant
 PATIENCE_S = 120
+MOST_KEPT = 16  # libraries: of other sources, compilers and processors that share the home
 
 
 def native_runs() -> bool:
@@ -58,35 +63,80 @@ def _built() -> tuple[CDLL | None, str | None]:
 @functools.cache
 def _build(flags: tuple[str, ...]) -> tuple[CDLL | None, str | None]:
     """The library, or the reason why there is none."""
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    compiler = _compiler()
     if compiler is None:
-        return None, "there is no C compiler (cc, gcc or clang)"
+        return None, "there is no C compiler (gcc, cc or clang)"
     try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=PATIENCE_S).stdout
+        version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=PATIENCE_S).stdout
         made_of = (SOURCE.read_bytes(), version, _processor().encode(), " ".join(flags).encode())
         name = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:16]
-        path = memstream_home() / "native" / f"{name}.so"
+        path = _own_folder() / f"{name}.so"
         if not path.exists():
             _compile(compiler, flags, path)
-        return CDLL(str(path)), None
+        try:
+            return _load(path), None
+        except OSError:  # half of it, perhaps, from a disk that was full
+            _compile(compiler, flags, path)
+            return _load(path), None
     except subprocess.SubprocessError as error:
         told = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-        missing = f"{compiler} cannot compile them: {(told or [str(error)])[0]}"
-    except OSError as error:
-        missing = f"they cannot be compiled into {memstream_home() / 'native'}: {error}"
+        missing = f"{shlex.join(compiler)} cannot compile them: {(told or [str(error)])[0]}"
+    except (OSError, RuntimeError, AttributeError) as error:
+        missing = f"they cannot be compiled and loaded: {error}"
     _log.warning("without the native kernels, which is slower: %s", missing)
     return None, missing
 
 
-def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
-    """In a file of its own first, so that no other process loads half of it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _compiler() -> list[str] | None:
+    """The command of a C compiler; on macOS only one that is named: the system's knows no OpenMP."""
+    if named := os.environ.get("CC"):
+        return shlex.split(named)
+    if sys.platform == "darwin":
+        return None
+    found = next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)
+    return None if found is None else [found]
+
+
+def _own_folder() -> Path:
+    """Where libraries are kept.
+
+    Raises:
+        OSError: it cannot be made, or somebody else could have put a library there.
+    """
+    home = memstream_home()
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = home / "native"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _check_own(folder)
+    return folder
+
+
+def _check_own(path: Path) -> None:
+    found = path.stat()
+    if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        raise OSError(f"others may write to {path}; make it yours alone (chmod go-w), or set MEMSTREAM_HOME")
+
+
+def _load(path: Path) -> CDLL:
+    _check_own(path)
+    loaded = CDLL(str(path))
+    for name in ("ms_packed_bytes", "ms_product", "ms_step", "ms_spread", "ms_nll"):
+        getattr(loaded, name)
+    return loaded
+
+
+def _compile(compiler: Sequence[str], flags: Sequence[str], path: Path) -> None:
+    """In a file of its own first, so that no other process loads half of it; drops libraries long unused."""
     tuned = "-mcpu=native" if platform.machine().lower() in ("arm64", "aarch64") else "-march=native"
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        command = [compiler, *flags, *QUIET, tuned, str(SOURCE), "-o", str(made), "-lm"]
+        command = [*compiler, *flags, *QUIET, tuned, str(SOURCE), "-o", str(made), "-lm"]
         subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
+        made.chmod(0o700)
         made.replace(path)
+    older = sorted(path.parent.glob("*.so"), key=lambda other: other.stat().st_mtime, reverse=True)
+    for other in older[MOST_KEPT:]:
+        other.unlink(missing_ok=True)
 
 
 def _processor() -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memstream.kernels.native.build import library
-from memstream.kernels.native.products import CProduct, NativeProduct
+from memstream.kernels.native.products import MOST_ROWS, CProduct, NativeProduct
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,8 @@ class NativeDecode:
         loaded.ms_step_floats.restype = c_int64
         loaded.ms_step.restype = None
         self._run = loaded.ms_step
-        self._room = torch.empty(loaded.ms_step_floats(byref(self._model), c_int64(rows)))
+        assert rows <= MOST_ROWS
+        self._room = torch.empty(loaded.ms_step_floats(byref(self._model), c_int64(rows)), dtype=torch.float32)
         self._step = _CStep(model=_pointer(self._model), rows=rows, room=self._room.data_ptr())
 
     def __call__(

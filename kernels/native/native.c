@@ -194,7 +194,8 @@ static Input input_of(const float *x, int64_t inputs, float *room) {
         float by = most > 0 ? 127.0f / most : 0.0f;
         __m512i first = both_levels(one, by, in.coarse + b * BLOCK, in.fine + b * BLOCK);
         __m512i second = both_levels(other, by, in.coarse + b * BLOCK + LANES, in.fine + b * BLOCK + LANES);
-        in.scale[b] = most / (127.0f * FINE);
+        int broken = _mm512_cmp_ps_mask(one, one, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(other, other, _CMP_UNORD_Q);
+        in.scale[b] = broken ? NAN : most / (127.0f * FINE); /* the maximum of a NaN is the other */
         in.sum[b] = in.scale[b] * _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
     }
 #else
@@ -337,7 +338,7 @@ int64_t ms_product_floats(int64_t inputs, int64_t rows) { return rows * input_fl
 
 /* x [rows, K] to out [rows, N]; room of ms_product_floats. */
 void ms_product(const Product *p, const float *x, int64_t rows, float *out, float *room) {
-    Input in[MOST_ROWS];
+    Input in[MOST_ROWS]; /* the caller has no more */
     for (int r = 0; r < rows; r++) in[r] = input_of(x + r * p->inputs, p->inputs, room + r * input_floats(p->inputs));
 #pragma omp parallel
     {
@@ -416,9 +417,13 @@ static void turn(const float *x, const float *cos, const float *sin, int dim, fl
     }
 }
 
-#define EVERY_OTHER(a, b, at) \
-    __builtin_shufflevector(a, b, at, at + 2, at + 4, at + 6, at + 8, at + 10, at + 12, at + 14, at + 16, at + 18, at + 20, \
-                            at + 22, at + 24, at + 26, at + 28, at + 30)
+#define OTHERS(at) at, at + 2, at + 4, at + 6, at + 8, at + 10, at + 12, at + 14, at + 16, at + 18, at + 20, at + 22, \
+    at + 24, at + 26, at + 28, at + 30
+#ifdef __clang__
+#define EVERY_OTHER(a, b, at) __builtin_shufflevector(a, b, OTHERS(at))
+#else
+#define EVERY_OTHER(a, b, at) __builtin_shuffle(a, b, (ivec){OTHERS(at)})
+#endif
 
 /* Sixteen totals, that of each vector in its lane. Fifteen steps, each of which folds two vectors into one. */
 static inline vec totals(vec *v) {

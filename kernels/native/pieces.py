@@ -106,7 +106,9 @@ class Spread:
 
 def nll(logits: Tensor, targets: Tensor) -> Tensor:
     """Negative log-likelihood [M] float32 of ``targets`` [M] int64 under logits [M, V] bfloat16."""
-    out = torch.empty(len(targets))
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
+        raise IndexError(f"a target is none of the {logits.shape[1]} words")
+    out = torch.empty(len(targets), dtype=torch.float32)
     targets = targets.contiguous()
     library().ms_nll(_at(logits), _at(targets), c_int64(len(targets)), c_int64(logits.shape[1]), _at(out))
     return out

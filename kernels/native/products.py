@@ -50,7 +50,7 @@ class NativeProduct:
         assert packs(self.outputs, inputs)
         bits = 8 if low is None else 4
         n_bytes = _function("ms_packed_bytes", returns=True)(c_int64(self.outputs), c_int64(inputs), bits)
-        self.packed = torch.empty(n_bytes, dtype=torch.uint8)
+        self.packed = torch.zeros(n_bytes, dtype=torch.uint8, device="cpu")
         self._bias = None if bias is None else bias.detach().float().contiguous()
         tables = [levels, step.float()] if low is None else [levels, step.float(), low.float()]
         tables = [table.contiguous() for table in tables]
@@ -69,9 +69,11 @@ class NativeProduct:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, K] float32, up to ``MOST_ROWS`` rows, to [rows, N] float32."""
+        assert x.dtype == torch.float32
+        assert len(x) <= MOST_ROWS
         x = x.contiguous()
-        out = torch.empty(len(x), self.outputs)
-        room = torch.empty(len(x) * self._room_floats)
+        out = torch.empty(len(x), self.outputs, dtype=torch.float32)
+        room = torch.empty(len(x) * self._room_floats, dtype=torch.float32)
         self._multiply(
             self._pointer,
             c_void_p(x.data_ptr()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from memstream.kernels.dispatch import triton_runs
@@ -16,7 +17,7 @@ __all__ = ["Run", "on_cpu", "runs", "segment_attention", "work_floats"]
 def on_cpu(query: Tensor, softcap: float | None, key_scales: Tensor | None) -> Attend:
     """What attends where Triton does not run."""
     if flash.takes(query, softcap, key_scales):
-        return partial(flash.attend, products=query.dtype)
+        return partial(flash.attend, products=torch.float32 if query.dtype == torch.float16 else query.dtype)
     return reference.attend
 
 
@@ -57,7 +58,7 @@ def segment_attention(
 
     Args:
         query: [B, H, n, D], of row i rotated to positions ``positions[i] .. positions[i]+n-1``. On the CPU products
-            are of its type.
+            are of its type; those of float16 in float32.
         keys: [R, K, C, D], one layer's keys; those of the new tokens are already in their slots.
         values: [R, K, C, D].
         rows: [B] int32, which of the R rows each one is; a view of one table with the other int32 tensors.

@@ -73,9 +73,10 @@ def attend(
     return merged.reshape(rows, heads, n, dim)
 
 
-@lru_cache(maxsize=8)  # the layers of a forward ask for the same ones
+@lru_cache(maxsize=2)  # the layers of a forward ask for the same ones
+@torch.inference_mode(False)
 def _mask(n: int, length: int, ahead: int, width: int | None, grouped: int, dtype: torch.dtype) -> Tensor:
     """[grouped n, length], added to scores: what n queries see of keys that begin ``ahead`` before them."""
-    distance = torch.arange(n)[:, None] + ahead - torch.arange(length)
+    distance = torch.arange(n, device="cpu")[:, None] + ahead - torch.arange(length, device="cpu")
     hidden = distance < 0 if width is None else (distance < 0) | (distance >= width)
     return torch.where(hidden, _HIDDEN, 0.0).to(dtype).repeat(grouped, 1)

@@ -90,13 +90,15 @@ def load_model(
     model.requires_grad_(False).eval().to(place)
     if weights == "auto" and place.type == "cpu" and folder is not None and (folder / BLOCKS).is_file():
         weights = "int4"
-    if weights in ("int8", "int4"):
+    fingerprint = fingerprint_of(model, tokenizer)
+    if weights in ("int8", "int4"):  # what packs them does not change what they are
+        fingerprint = hashlib.sha256(f"{fingerprint}:{weights}".encode()).hexdigest()
         pack(model, 8 if weights == "int8" else 4, folder)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        fingerprint=fingerprint_of(model, tokenizer),
+        fingerprint=fingerprint,
         weights=str(model.dtype).removeprefix("torch.") if weights == "auto" else weights,
         source=source,
     )

@@ -161,23 +161,28 @@ class PackedLinear(nn.Module):
         self.bits: Bits = 4 if bits == 4 and all(map(packs_in_four_bits, weights)) else 8
         self.bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
         self.native: NativeProduct | None = None
-        native = native_runs() and packs(self.out_features, weights[0].shape[1])
+        inputs = weights[0].shape[1]
+        native = native_runs() and packs(self.out_features, inputs)
+        self.few_rows, packed, scales = few_rows(), torch.empty(0), torch.empty(0)
         if self.bits == 4:
             known = [b or Blocks.rounded(w) for b, w in zip(blocks or [None] * len(weights), weights, strict=True)]
             joined = Blocks.joined(known)
-            if native:
+            if native and _in_float16(joined.step):
                 self.native = NativeProduct(joined.levels, joined.step, joined.low, self.bias)
             else:
                 packed, scales = _four_bits(joined)
         else:
-            if native:
-                levels, step = map(torch.cat, zip(*map(_eight_bit_blocks, weights), strict=True))
+            levels, step = (
+                map(torch.cat, zip(*map(_eight_bit_blocks, weights), strict=True)) if native else (None, None)
+            )
+            if levels is not None and step is not None and _in_float16(step):
                 self.native = NativeProduct(levels, step, None, self.bias)
-            else:
+            elif inputs % 16 == 0:
                 packed, scales = map(torch.cat, zip(*map(_eight_bits, weights), strict=True))
-        self.few_rows = few_rows()
+            else:
+                self.few_rows = 0  # torch's eight-bit product is wrong for such inputs: the wide weights do it all
         self.register_buffer("packed", packed if self.native is None else self.native.packed)
-        self.register_buffer("scales", scales if self.native is None else torch.empty(0))
+        self.register_buffer("scales", scales)
         self.wide_dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
         self._ordered: Tensor | None = None
         self._wide = weights
@@ -278,10 +283,17 @@ def _eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (wide * inverse[:, None]).round().clamp(-128, 127).to(torch.int8), scales
 
 
+def _in_float16(step: Tensor) -> bool:
+    """Whether steps keep three digits in float16."""
+    return bool(((step == 0) | ((step > 4e-6) & (step < 6e4))).all())
+
+
 def _eight_bit_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Eight bits with a step for each 32 weights of a row [N, K/32], as in GGUF's Q8_0, which loses nothing by it."""
     grouped = weight.float().view(len(weight), -1, GROUP)
-    step = (grouped.abs().amax(dim=-1) / 127).half().float()
+    step = grouped.abs().amax(dim=-1) / 127
+    if _in_float16(step):  # as they are kept
+        step = step.half().float()
     inverse = torch.where(step > 0, 1 / step, 0.0)
     return (grouped * inverse[..., None]).round().clamp(-127, 127).to(torch.int8).flatten(-2), step
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memstream.kernels.native import MOST_ROWS, Layer, NativeDecode, native_runs, pieces
 from memstream.kernels.segment_attention import flash, runs
@@ -56,7 +56,9 @@ class NativeModel:
         self._norm: Tensor = self._body.norm.weight.detach()
         self._epsilon: float = self._body.norm.variance_epsilon
         self._scaling: float = self._body.layers[0].self_attn.scaling
-        self._takes_pieces = all(
+        self._takes_pieces = len(
+            self._norm
+        ) % pieces.LANES == 0 == self._config.intermediate_size % pieces.LANES and all(
             product.is_wide
             for layer in layers
             for product in (layer.query_key_value, layer.out, layer.gate_up, layer.down)
@@ -152,7 +154,7 @@ class NativeModel:
         by = torch.zeros(len(step.rows), max(map(len, shifts)), 1, dtype=torch.int32)
         for rows, of_run in zip(alike, shifts, strict=True):
             by[rows, : len(of_run), 0] = torch.tensor(of_run, dtype=torch.int32)
-        cos, sin = torch.empty(2, *by.shape[:2], len(self._rope.sign))
+        cos, sin = torch.empty(2, *by.shape[:2], len(self._rope.sign), dtype=torch.float32)
         self._rope.turns(by, torch.empty(cos.shape, dtype=torch.float64), cos, sin)
         return cos, sin
 
@@ -179,6 +181,8 @@ def _native_layer(layer: _Layer) -> Layer | None:
 def native_model(model: Any, ropes: list[Rope]) -> NativeModel | None:
     """A model of transformers for the native kernels; None where its own forward is all there is."""
     config = model.config
+    if not _is_stock(model) or any(_of_other_type(p) for p in (model.get_input_embeddings(), *_norms(model))):
+        return None
     turning = {rope for rope in ropes if rope.turning}
     head = product_of([model.get_output_embeddings()])
     if config.model_type not in _SHAPE or head is None or len(turning) != 1 or config.hidden_act != "silu":
@@ -191,6 +195,23 @@ def native_model(model: Any, ropes: list[Rope]) -> NativeModel | None:
     if len(layers) < len(found) or dim % pieces.LANES or dim > pieces.WIDEST_HEAD:
         return None
     return NativeModel(model, turning.pop(), layers, head)
+
+
+def _norms(model: Any) -> list[nn.Module]:
+    return [module for name, module in model.named_modules() if name.endswith("norm")]
+
+
+def _of_other_type(module: nn.Module) -> bool:
+    return any(p.dtype != torch.float32 or not p.is_contiguous() for p in module.parameters())
+
+
+def _is_stock(model: Any) -> bool:
+    """Whether all of a model is transformers' own, and nobody listens to it: then its forward is known."""
+    ours = ("transformers.", "torch.", "memstream.")
+    return all(
+        type(module).__module__.startswith(ours) and not module._forward_hooks and not module._forward_pre_hooks
+        for module in model.modules()
+    )
 
 
 def _layer(layer: Any, rope: Rope) -> _Layer | None:

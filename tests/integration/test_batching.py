@@ -136,6 +136,16 @@ def test_a_step_that_fails_fails_for_its_rows_and_for_no_other(monkeypatch: pyte
         assert list(rows[i].window_ids)[-20:] == list(range(5, 25))
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_tuple_of_tokens_is_scored_as_a_list(n: int) -> None:
+    engine, (row, other) = engine_with(2, prompt=9)
+    engine.retract(other, 1)
+    engine.feed(other, [tokens(9, seed=0)[-1]])
+    ids = tokens(n, seed=4)
+    assert engine.score(row, tuple(ids)).shape == (n,)
+    assert engine.score(other, ids).shape == (n,)
+
+
 # ---- conversations on rows ----
 
 

@@ -156,6 +156,16 @@ def test_smollm2_is_held_in_the_four_bits_it_was_made_of(smollm2: LoadedModel) -
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_fingerprint_does_not_depend_on_what_multiplies(
+    weights: WeightsChoice, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {load_model(str(tiny), device="cpu", weights=weights).fingerprint for _ in range(2)}
+    monkeypatch.setenv("MEMSTREAM_KERNELS", "torch")
+    found.add(load_model(str(tiny), device="cpu", weights=weights).fingerprint)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_any_model_is_held_in_few_bits_if_asked(weights: WeightsChoice, tiny: Path) -> None:
     loaded = load_model(str(tiny), device="cpu", weights=weights)
     assert loaded.weights == weights

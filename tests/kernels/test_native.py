@@ -77,6 +77,30 @@ def test_a_product_is_that_of_its_weights(bits: int, rows: int, n: int, k: int, 
     assert ((got - expected).abs() <= slack + 1e-6).all()
 
 
+@pytest.mark.usefixtures("either")
+def test_another_default_type_changes_nothing() -> None:
+    """transformers sets it while it loads a model, for all threads."""
+    made, dense = weights(4, 48, 96)
+    product, x = NativeProduct(*made, None), torch.randn(16, 96)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        got = product(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(got.double(), x.double() @ dense.T, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_is_no_number_stays_none(bits: int) -> None:
+    made, _ = weights(bits, 16, 64)
+    x = torch.randn(2, 64)
+    x[0, 40] = torch.nan
+    got = NativeProduct(*made, None)(x)
+    assert got[0].isnan().all()
+    assert got[1].isfinite().all()
+
+
 def test_which_shapes_can_be_packed() -> None:
     assert packs(16, 32)
     assert packs(49152, 576)
@@ -187,6 +211,40 @@ def test_any_number_of_threads_gives_the_same(threads: int, monkeypatch: pytest.
         torch.set_num_threads(before)
 
 
+def test_widths_that_are_no_whole_vectors_run_through_the_model() -> None:
+    kind, _ = FAMILIES["llama"]
+    config = getattr(transformers, kind)(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=100, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=4096, pad_token_id=0,
+    )  # fmt: skip
+    found = []
+    for bits in (None, 8):
+        torch.manual_seed(3)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+        if bits:
+            pack(model, bits)  # type: ignore[arg-type]
+        found.append(stream(model, chunk=40))
+    torch.testing.assert_close(found[1], found[0], atol=0.05, rtol=0)
+
+
+def test_models_that_are_not_quite_transformers_own_run_through_their_forward() -> None:
+    def packed_model() -> Any:
+        model = model_on_a_grid("llama", 8)
+        pack(model, 8)
+        return model
+
+    assert StreamingModel(packed_model()).native is not None
+    hooked, changed, narrow = packed_model(), packed_model(), packed_model().bfloat16()
+    hooked.model.layers[1].register_forward_hook(lambda *_: None)
+
+    class Own(type(changed.model.layers[0])):  # type: ignore[misc]
+        """A layer of somebody's own."""
+
+    changed.model.layers[0].__class__ = Own
+    for model in (hooked, changed, narrow):
+        assert StreamingModel(model).native is None
+
+
 @pytest.mark.parametrize("kv_dtype", ["int8", "bfloat16"])
 def test_what_the_native_step_does_not_take_runs_through_the_model(kv_dtype: str) -> None:
     model = model_on_a_grid("llama", 8)
@@ -280,7 +338,7 @@ def test_no_compiler_means_torch(fresh: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", str(fresh))
     monkeypatch.delenv("CC", raising=False)
     assert not native_runs()
-    assert why_no_native() == "there is no C compiler (cc, gcc or clang)"
+    assert why_no_native() == "there is no C compiler (gcc, cc or clang)"
     monkeypatch.setenv("MEMSTREAM_KERNELS", "native")
     with pytest.raises(KernelUnavailableError, match=r"'native', but there is no C compiler .*; unset it"):
         native_runs()
@@ -300,6 +358,44 @@ def test_a_compiler_that_is_not_there(fresh: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("CC", "/nowhere/cc")
     assert not native_runs()
     assert "cannot be compiled" in (why_no_native() or "")
+
+
+def test_a_compiler_with_options(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "gcc -pipe")
+    assert native_runs()
+
+
+def test_a_damaged_library_is_compiled_again(fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert native_runs()
+    (good,) = (fresh / "native").iterdir()
+    damaged = tmp_path / "other" / "native" / good.name
+    damaged.parent.mkdir(mode=0o700, parents=True)
+    damaged.write_bytes(good.read_bytes()[:100])
+    monkeypatch.setenv("MEMSTREAM_HOME", str(tmp_path / "other"))
+    build._build.cache_clear()
+    assert native_runs()
+    assert damaged.stat().st_size == good.stat().st_size
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_folder_that_others_may_write_to(fresh: Path, mode: int) -> None:
+    (fresh / "native").mkdir(parents=True)
+    (fresh / "native").chmod(mode)
+    assert not native_runs()
+    assert "others may write to" in (why_no_native() or "")
+
+
+def test_the_home_is_private(fresh: Path) -> None:
+    assert native_runs()
+    assert stat.S_IMODE(fresh.stat().st_mode) == 0o700
+
+
+def test_old_libraries_are_removed(fresh: Path) -> None:
+    (fresh / "native").mkdir(mode=0o700, parents=True)
+    for i in range(30):
+        (fresh / "native" / f"{i:016}.so").touch()
+    assert native_runs()
+    assert len(list((fresh / "native").iterdir())) == build.MOST_KEPT
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -71,6 +71,14 @@ def test_features(attend: Any, features: dict[str, Any], n: int) -> None:
 
 
 @EVERY
+@pytest.mark.parametrize("features", [{}, {"width": 7}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_queries_that_see_nothing_of_a_run(attend: Any, features: dict[str, Any], dtype: torch.dtype) -> None:
+    for seed in range(4):
+        check(attend, Attention(**features, n=23, seed=seed, dtype=dtype))
+
+
+@EVERY
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_models(attend: Any, model: dict[str, Any]) -> None:
     check(attend, Attention(**model, n=3))
