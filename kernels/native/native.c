@@ -13,6 +13,7 @@
 
 #include <math.h>
 #include <omp.h>
+#include <sched.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -551,7 +552,31 @@ static void inputs_of(const float *x, int64_t rows, int64_t n, float *room, Inpu
     for (int64_t r = 0; r < rows; r++) in[r] = input_of(x + r * n, n, room + r * input_floats(n));
 }
 
-static void layer_step(const Model *m, const Layer *layer, const Step *step, float *shared, float *own) {
+/* Where all threads of a step meet. OpenMP's own barrier puts threads to sleep once there are more of them than
+ * processors, and each Python thread that computes has a team: 180 times a token, that takes longer than the token. */
+typedef struct {
+    int arrived, phase;
+} Barrier;
+
+#define SPINS 4096
+
+static void await(Barrier *barrier, int64_t threads) {
+    int phase = __atomic_load_n(&barrier->phase, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&barrier->arrived, 1, __ATOMIC_ACQ_REL) == threads) {
+        __atomic_store_n(&barrier->arrived, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&barrier->phase, phase + 1, __ATOMIC_RELEASE);
+        return;
+    }
+    for (int spins = 0; __atomic_load_n(&barrier->phase, __ATOMIC_ACQUIRE) == phase; spins++) {
+        if (spins >= SPINS) sched_yield();
+#if defined(__x86_64__) || defined(__i386__)
+        else __builtin_ia32_pause();
+#endif
+    }
+}
+
+static void layer_step(const Model *m, const Layer *layer, const Step *step, float *shared, float *own,
+                       Barrier *barrier) {
     int64_t rows = step->rows, dim = m->dim, heads = m->heads, kv_heads = m->kv_heads, grouped = heads / kv_heads;
     int64_t hidden = m->hidden, attended = heads * dim, joint = (heads + 2 * kv_heads) * dim, from, to;
     int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
@@ -564,9 +589,8 @@ static void layer_step(const Model *m, const Layer *layer, const Step *step, flo
     inputs_of(normed, rows, hidden, room, in);
     share(joint, &from, &to);
     multiply(&layer->query_key_value, in, rows, from, to, qkv, joint, 0);
-#pragma omp barrier
-#pragma omp for
-    for (int64_t i = 0; i < rows * kv_heads; i++) { /* the new keys and values go into their slots */
+    await(barrier, threads);
+    for (int64_t i = me; i < rows * kv_heads; i += threads) { /* the new keys and values go into their slots */
         int64_t b = i / kv_heads, kv = i % kv_heads;
         int64_t at = (((int64_t)step->row[b] * kv_heads + kv) * m->slots + step->slot[b]) * dim;
         float *key = qkv + b * joint + (heads + kv) * dim;
@@ -576,7 +600,8 @@ static void layer_step(const Model *m, const Layer *layer, const Step *step, flo
         else
             memcpy(layer->keys + at, key, 4 * dim);
         memcpy(layer->values + at, qkv + b * joint + (heads + kv_heads + kv) * dim, 4 * dim);
-    } /* a barrier lies here */
+    }
+    await(barrier, threads);
     for (int64_t b = 0; b < rows; b++) {
         int64_t n = 0;
         for (int p = 0; p < m->parts; p++) {
@@ -604,7 +629,7 @@ static void layer_step(const Model *m, const Layer *layer, const Step *step, flo
                    of_me + grouped * dim, of_me + grouped * (dim + 1));
         }
     }
-#pragma omp barrier
+    await(barrier, threads);
     for (int64_t b = 0; b < rows; b++)
         for (int64_t kv = 0; kv < kv_heads; kv++)
             for (int64_t g = 0; g < grouped; g++) {
@@ -626,7 +651,7 @@ static void layer_step(const Model *m, const Layer *layer, const Step *step, flo
     inputs_of(normed, rows, attended, room, in);
     share(hidden, &from, &to);
     multiply(&layer->out, in, rows, from, to, x, hidden, 1);
-#pragma omp barrier
+    await(barrier, threads);
     for (int64_t b = 0; b < rows; b++) norm(x + b * hidden, layer->between, hidden, m->epsilon, normed + b * hidden);
     inputs_of(normed, rows, hidden, room, in);
     share(m->inner, &from, &to); /* of gate and of up alike, so that their product needs no other thread */
@@ -637,11 +662,11 @@ static void layer_step(const Model *m, const Layer *layer, const Step *step, flo
             vec gate = load(gate_up + b * 2 * m->inner + i), up = load(gate_up + (2 * b + 1) * m->inner + i);
             store(act + b * m->inner + i, gate / (1.0f + exp_of(-gate)) * up);
         }
-#pragma omp barrier
+    await(barrier, threads);
     inputs_of(act, rows, m->inner, room, in);
     share(hidden, &from, &to);
     multiply(&layer->down, in, rows, from, to, x, hidden, 1);
-#pragma omp barrier
+    await(barrier, threads);
 }
 
 /* One token in each of B rows: writes their keys and values, and the logits. */
@@ -649,10 +674,11 @@ void ms_step(const Step *step) {
     const Model *m = step->model;
     int64_t rows = step->rows, hidden = m->hidden;
     float *shared = step->room;
+    Barrier barrier = {0, 0};
 #pragma omp parallel num_threads(omp_get_max_threads() < MOST_THREADS ? omp_get_max_threads() : MOST_THREADS)
     {
         float *own = shared + shared_floats(m, rows) + omp_get_thread_num() * own_floats(m, rows);
-        for (int l = 0; l < m->n_layers; l++) layer_step(m, m->layers + l, step, shared, own);
+        for (int l = 0; l < m->n_layers; l++) layer_step(m, m->layers + l, step, shared, own, &barrier);
         Input in[MOST_ROWS];
         float *normed = own + rows * input_floats(largest(m));
         int64_t from, to;
