@@ -56,9 +56,8 @@ class NativeModel:
         self._norm: Tensor = self._body.norm.weight.detach()
         self._epsilon: float = self._body.norm.variance_epsilon
         self._scaling: float = self._body.layers[0].self_attn.scaling
-        self._takes_pieces = len(
-            self._norm
-        ) % pieces.LANES == 0 == self._config.intermediate_size % pieces.LANES and all(
+        whole_vectors = not (len(self._norm) % pieces.LANES or self._config.intermediate_size % pieces.LANES)
+        self._takes_pieces = whole_vectors and all(
             product.is_wide
             for layer in layers
             for product in (layer.query_key_value, layer.out, layer.gate_up, layer.down)
