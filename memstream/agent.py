@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self, get_args
+from uuid import uuid4
 
 from memstream.batching import Batch
 from memstream.config import (
@@ -41,6 +42,7 @@ from memstream.memory import (
     SentenceTransformerEmbedder,
     SqlStore,
     Summarizer,
+    Turn,
 )
 from memstream.model_summarizer import ModelSummarizer
 from memstream.models import DEFAULT_MODEL, LoadedModel, fingerprint_of, load_model
@@ -162,10 +164,11 @@ class Agent:
         except BaseException:
             opened.close()
             raise
-        self._residents = Residents(Batch(self._engine, most=rows), self._template, self.memory, system=system)
+        self._residents = Residents(Batch(self._engine, most=rows), self._template, system=system)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
         self._keeping = threading.Lock()
+        self._passing: Memory | None = None  # of conversations that are not kept
         self._hourly: Hourly | None = None
         if self.retention is not None:
             self._hourly = Hourly(self._expire)  # also now, before anything is recalled
@@ -216,20 +219,41 @@ class Agent:
         """``stream`` for asyncio: the event loop stays free between pieces."""
         return self._kept_session(session, user).astream(text)
 
-    def session(self, *, user: str | None = None, name: str = DEFAULT_CONVERSATION, wait_s: float = 0.0) -> Session:
+    def session(
+        self,
+        *,
+        user: str | None = None,
+        name: str = DEFAULT_CONVERSATION,
+        namespace: str | None = None,
+        system: str | None = None,
+        keep: bool = True,
+        wait_s: float = 0.0,
+    ) -> Session:
         """Opens a conversation of a user, and owns it until the session is closed.
 
         Args:
             user: whose memory is used; None: only what was said in this conversation.
             name: of the conversation; an existing one is continued.
+            namespace: another than the agent's own.
+            system: the system text this session's turns are lived under; None: the agent's.
+            keep: False: nothing is stored or recalled, and all of it is gone when the session is closed.
             wait_s: how long to wait for another process that owns it.
 
         Raises:
             ConversationBusyError: another process owns the conversation.
         """
-        session = Session(self, self._residents.acquire(Scope(self.namespace, user, name), wait_s))
+        scope = Scope(namespace or self.namespace, user, name if keep else f"passing {uuid4()}")
+        conversation = self._residents.acquire(scope, self.memory if keep else self._unkept(), wait_s)
+        session = Session(self, conversation, system=self.system if system is None else system)
         self._sessions.add(session)
         return session
+
+    def _unkept(self) -> Memory:
+        """A store in this process's memory alone, for what is not kept."""
+        with self._keeping:
+            if self._passing is None:
+                self._passing = Memory(SqlStore.open("memory"), None, RecallConfig(enabled=False))
+            return self._passing
 
     def run(self, conversation: Conversation, text: str, config: GenerationConfig, call: Call) -> Iterator[str]:
         """Queues for the row, then lives one turn; ``call.reply`` has the report afterwards."""
@@ -238,6 +262,7 @@ class Agent:
             call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
             return
         try:
+            conversation.speak_under(call.system)
             if not self._residents.make_resident(conversation, cancelled):
                 call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
                 return
@@ -254,7 +279,7 @@ class Agent:
         self, conversation: Conversation, text: str, config: GenerationConfig, call: Call, clock: Clock
     ) -> Generator[str, None, None]:
         """The life of a turn: store, plan, recall, prefill, decode, store, report."""
-        handle, recall, cancelled = conversation.handle, self.memory.config, call.cancelled.is_set
+        handle, memory, cancelled = conversation.handle, conversation.memory, call.cancelled.is_set
         tokens = conversation.user_tokens(text)
         try:
             # 1. The user's turn is in the store before anything is computed.
@@ -263,10 +288,10 @@ class Agent:
 
             # 2. What will still be in the window is known from integers; everything else can be recalled.
             notes: Sequence[Recalled] = ()
-            if recall.enabled and conversation.takes_notes(len(tokens)):
-                notes = self.memory.recall(
+            if memory.config.enabled and conversation.takes_notes(len(tokens)):
+                notes = memory.recall(
                     handle.scope,
-                    conversation.latest(recall.query_turns),
+                    conversation.latest(memory.config.query_turns),
                     window_from=conversation.window_from(len(tokens)),
                     budget_tokens=conversation.note_budget(),
                     count_tokens=conversation.count_note,
@@ -279,6 +304,7 @@ class Agent:
 
             # 4. The turn is prefilled in pieces; whole old exchanges leave as planned.
             done += conversation.prefill(tokens[done:], cancelled)
+            context_tokens = conversation.resident.layout.held
             clock.lap("prefill_ms")
 
             # 5. The reply is decoded and streamed out; it is stored also when it is cut off.
@@ -303,13 +329,14 @@ class Agent:
                     evicted=tuple(conversation.take_evicted()),
                     usage=Usage(
                         prompt_tokens=done + memory_tokens,
+                        context_tokens=context_tokens,
                         reply_tokens=decoding.n_tokens,
                         memory_tokens=layout.memory,
                         window_tokens=layout.window,
                     ),
                     timings=clock.timings(),
                     cache_bytes=self.cache_bytes,
-                    summaries=self.memory.summaries,
+                    summaries=memory.summaries,
                 )
                 if done < len(tokens):
                     conversation.drop()  # a turn cut off in its prefill is not whole in the window
@@ -319,10 +346,11 @@ class Agent:
             conversation.drop()  # rebuilt from the store next time, so that store and cache never disagree
             raise
 
-    def take_in(self, conversation: Conversation, user: str, assistant: str) -> Added:
+    def take_in(self, conversation: Conversation, user: str, assistant: str, system: str | None) -> Added:
         """Stores and prefills an exchange that happened elsewhere; nothing is recalled or generated."""
         user, assistant = checked(user), checked(assistant)
         with conversation.queue:
+            conversation.speak_under(system)
             self._residents.make_resident(conversation, lambda: False)
             tokens, handle = conversation.exchange_tokens(user, assistant), conversation.handle
             try:
@@ -334,6 +362,13 @@ class Agent:
                 conversation.drop()
                 raise
             return Added(n_tokens=len(tokens), evicted=tuple(conversation.take_evicted()))
+
+    def take_back(self, conversation: Conversation, turn: Turn) -> None:
+        """Marks a turn and all after it as superseded; what is left is prefilled again."""
+        with conversation.queue:
+            handle = conversation.handle
+            handle.supersede([later.id for later in handle.turns(first=turn.sequence)] or [turn.id])
+            conversation.drop()
 
     # Remembering and forgetting
 
@@ -410,7 +445,9 @@ class Agent:
 
     def release(self, conversation: Conversation) -> None:
         """Takes note that a session was closed; with the last one the conversation is saved and given up."""
-        self._residents.release(conversation)
+        kept = conversation.memory is self.memory
+        if self._residents.release(conversation, save=kept) and not kept:
+            conversation.memory.delete_conversation(conversation.handle.scope)
 
     def _kept_session(self, name: str, user: str | None) -> Session:
         """The session that the short forms use; the longest unused one is closed when there are too many."""
@@ -434,6 +471,8 @@ class Agent:
         if self._residents.close():
             if self._summarizer is not None:
                 self._summarizer.stop()
+            if self._passing is not None:
+                self._passing.close()
             self.memory.close()
 
     def __enter__(self) -> Self:

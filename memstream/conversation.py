@@ -16,12 +16,12 @@ from memstream.batching import Batch
 from memstream.config import GenerationConfig
 from memstream.engine import TurnQueue
 from memstream.errors import CapacityError, InputError, StoreError
-from memstream.memory import ConversationHandle, Turn
+from memstream.memory import ConversationHandle, Memory, Turn
 from memstream.report import Evicted, Recalled
 from memstream.streaming import snapshot
 from memstream.streaming.generate import Decoding
 from memstream.streaming.row import Row
-from memstream.template import ChatTemplate
+from memstream.template import ChatTemplate, Opening
 
 log = logging.getLogger(__name__)
 
@@ -81,30 +81,53 @@ class Conversation:
         batch: steps its row together with others; its engine computes the rest.
         template: renders its turns.
         handle: its stored turns, owned by this process.
+        memory: what its turns recall from.
         system: the system text, or None.
     """
 
-    def __init__(self, batch: Batch, template: ChatTemplate, handle: ConversationHandle, *, system: str | None) -> None:
+    def __init__(
+        self, batch: Batch, template: ChatTemplate, handle: ConversationHandle, memory: Memory, *, system: str | None
+    ) -> None:
         self._batch = batch
-        self.engine = engine = batch.engine
+        self.engine = batch.engine
         self.template = template
         self.handle = handle
+        self.memory = memory
         self.row: Row | None = None
         self.queue = TurnQueue()  # of its turns, and of whoever changes its row
         self.used = 0.0  # when a turn of it last began; monotonic
         self._n_forgotten = handle.n_forgotten()  # when the row was loaded
         self.window: deque[Exchange] = deque()  # exchanges whose tokens are in the window, oldest first
-        self._opening = template.opening(system)
         self._parked: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # state of a store that keeps no files
-        told = hashlib.sha256(repr((self._opening, template.user_prefix, template.user_suffix)).encode()).hexdigest()
-        model = f"{engine.model.fingerprint}:{told[:16]}"
-        self._fingerprint = snapshot.fingerprint(model, engine.config, engine.cache.dtype)
+        self._system = system
+        self._begins_with(template.opening(system))
 
     @property
     def resident(self) -> Row:
         """The row, which must be loaded."""
         assert self.row is not None
         return self.row
+
+    def _begins_with(self, opening: Opening) -> None:
+        self._opening, engine, template = opening, self.engine, self.template
+        told = hashlib.sha256(repr((opening, template.user_prefix, template.user_suffix)).encode()).hexdigest()
+        model = f"{engine.model.fingerprint}:{told[:16]}"
+        self._fingerprint = snapshot.fingerprint(model, engine.config, engine.cache.dtype)
+
+    def speak_under(self, system: str | None) -> None:
+        """Takes another system text from now on; the latest exchanges are prefilled again behind it.
+
+        Raises:
+            CapacityError: it is too long to be pinned.
+            ConfigError: the chat template takes none.
+        """
+        if system == self._system:
+            return
+        opening = self.template.opening(system)
+        self.engine.pinned(len(opening.tokens) if opening.pinned else 0)
+        self.drop()
+        self._system = system
+        self._begins_with(opening)
 
     # Residence
 

@@ -142,9 +142,18 @@ class SummaryCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of one turn: computed prompt, reply, recalled text, and what the window holds afterwards."""
+    """Token counts of one turn.
+
+    Attributes:
+        prompt_tokens: computed before the reply.
+        context_tokens: all that the reply's first token saw.
+        reply_tokens: of the reply.
+        memory_tokens: of recalled text.
+        window_tokens: what the window holds afterwards.
+    """
 
     prompt_tokens: int = 0
+    context_tokens: int = 0
     reply_tokens: int = 0
     memory_tokens: int = 0
     window_tokens: int = 0

@@ -27,20 +27,24 @@ class Residents:
     Args:
         batch: has the rows.
         template: renders turns.
-        memory: stores them.
-        system: system text of all conversations, or None.
+        system: system text of conversations that are given no other, or None.
     """
 
-    def __init__(self, batch: Batch, template: ChatTemplate, memory: Memory, *, system: str | None) -> None:
-        self._batch, self._template, self._memory, self._system = batch, template, memory, system
+    def __init__(self, batch: Batch, template: ChatTemplate, *, system: str | None) -> None:
+        self._batch, self._template, self._system = batch, template, system
         self._open: dict[Scope, Conversation] = {}
         self._n_users: dict[Scope, int] = {}  # sessions per open conversation
         self._registry = threading.Lock()
         self._moving = threading.Lock()  # one conversation at a time comes into a row
         self.closed = False
 
-    def acquire(self, scope: Scope, wait_s: float) -> Conversation:
+    def acquire(self, scope: Scope, memory: Memory, wait_s: float) -> Conversation:
         """Opens a conversation, or takes part in one that is open.
+
+        Args:
+            scope: whose it is, and its name.
+            memory: what it is stored in and recalls from.
+            wait_s: seconds to wait for another process.
 
         Raises:
             ConversationBusyError: another process owns it, for longer than ``wait_s``.
@@ -53,8 +57,10 @@ class Residents:
                     raise BusyError("this agent is closed; make a new one")
                 try:
                     if scope not in self._open:
-                        handle = self._memory.open_conversation(scope)
-                        self._open[scope] = Conversation(self._batch, self._template, handle, system=self._system)
+                        handle = memory.open_conversation(scope)
+                        self._open[scope] = Conversation(
+                            self._batch, self._template, handle, memory, system=self._system
+                        )
                     self._n_users[scope] = self._n_users.get(scope, 0) + 1
                     return self._open[scope]
                 except ConversationBusyError:
@@ -62,21 +68,31 @@ class Residents:
                         raise
             time.sleep(_POLL_S)
 
-    def release(self, conversation: Conversation) -> None:
-        """Gives a share in a conversation back; with the last one it is saved and closed."""
+    def release(self, conversation: Conversation, *, save: bool = True) -> bool:
+        """Gives a share in a conversation back; with the last one it is saved and closed.
+
+        Args:
+            conversation: an open one.
+            save: False keeps nothing of its row.
+
+        Returns:
+            True where it was closed now.
+        """
         scope = conversation.handle.scope
         with conversation.queue:
             with self._registry:
                 if self._open.get(scope) is not conversation:
-                    return
+                    return False
                 self._n_users[scope] -= 1
                 last = not self._n_users[scope]
             if last:
-                conversation.unload()
+                conversation.unload() if save else conversation.drop()
             with self._registry:
-                if last and not self._n_users[scope]:  # nobody opened it meanwhile
-                    del self._open[scope], self._n_users[scope]
-                    conversation.handle.close()
+                if not last or self._n_users[scope]:  # somebody opened it meanwhile
+                    return False
+                del self._open[scope], self._n_users[scope]
+                conversation.handle.close()
+                return True
 
     def make_resident(self, conversation: Conversation, cancelled: Callable[[], bool]) -> bool:
         """Gives the conversation a row, where need be that of the one unused for longest, which is saved first.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from memstream.config import GenerationConfig
 from memstream.conversation import Conversation
 from memstream.errors import BusyError
-from memstream.memory import Scope
+from memstream.memory import Scope, Turn
 from memstream.report import Added, ForgetReceipt, Recalled, Reply
 
 if TYPE_CHECKING:
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 class Call:
     """One turn from asking to answer.
 
+    Args:
+        system: the system text it is lived under.
+
     Attributes:
         cancelled: set by whoever wants it to stop, before or while it runs.
         reply: its report, once it has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, system: str | None) -> None:
+        self.system = system
         self.cancelled = threading.Event()
         self.reply: Reply | None = None
 
@@ -42,9 +46,10 @@ class Session:
         last: report of the turn that ended last, None before the first.
     """
 
-    def __init__(self, agent: Agent, conversation: Conversation) -> None:
+    def __init__(self, agent: Agent, conversation: Conversation, *, system: str | None) -> None:
         self._agent = agent
         self._conversation = conversation
+        self._system = system
         self._calls: dict[Call, weakref.ref[Generator[str]]] = {}  # turns that run or wait
         self._closed = False
         self.scope: Scope = conversation.handle.scope
@@ -63,7 +68,7 @@ class Session:
             CapacityError: the text is longer than the window.
             StoreError: it could not be stored; nothing was computed.
         """
-        call = Call()
+        call = Call(self._system)
         for _ in self._live(text, generation, call):
             pass
         assert call.reply is not None
@@ -74,7 +79,7 @@ class Session:
 
         Closing the iterator early stores what was said so far.
         """
-        return self._live(text, generation, Call())
+        return self._live(text, generation, Call(self._system))
 
     def _live(self, text: str, generation: GenerationConfig | None, call: Call) -> Iterator[str]:
         self._check_open()
@@ -99,11 +104,29 @@ class Session:
             CapacityError: the exchange is longer than the window.
         """
         self._check_open()
-        return self._agent.take_in(self._conversation, user, assistant)
+        return self._agent.take_in(self._conversation, user, assistant, self._system)
+
+    def turns(self, *, last: int | None = None) -> list[Turn]:
+        """What was said in this conversation and not taken back, in order; only the ``last`` turns where it is given.
+
+        The last turn may still be being said.
+        """
+        self._check_open()
+        handle = self._conversation.handle
+        return handle.turns() if last is None else handle.turns_before(handle.next_sequence(), last)
+
+    def take_back(self, turn: Turn) -> None:
+        """Takes back a turn of ``turns`` and all that came after it: kept as superseded, and never recalled.
+
+        Raises:
+            InputError: it is not a turn of this conversation.
+        """
+        self._check_open()
+        self._agent.take_back(self._conversation, turn)
 
     async def achat(self, text: str, *, generation: GenerationConfig | None = None) -> Reply:
         """``chat`` for asyncio; cancelling the task stops the reply and stores what was said so far."""
-        call = Call()
+        call = Call(self._system)
         async for _ in self._alive(text, generation, call):
             pass
         assert call.reply is not None
@@ -111,7 +134,7 @@ class Session:
 
     def astream(self, text: str, *, generation: GenerationConfig | None = None) -> AsyncIterator[str]:
         """``stream`` for asyncio: one thread lives the turn, the event loop stays free."""
-        return self._alive(text, generation, Call())
+        return self._alive(text, generation, Call(self._system))
 
     async def _alive(self, text: str, generation: GenerationConfig | None, call: Call) -> AsyncIterator[str]:
         loop = asyncio.get_running_loop()

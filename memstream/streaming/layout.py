@@ -108,6 +108,11 @@ class Layout:
         return self.end - self.start
 
     @property
+    def held(self) -> int:
+        """Tokens in the row: sinks, memory and window."""
+        return self.sinks + self.memory + self.window
+
+    @property
     def turn(self) -> int:
         """Stream index of the first retained token of the current turn (the open group)."""
         return self.end - (self.open.n_tokens if self.open else 0)
