@@ -46,6 +46,8 @@ from memstream.memory import (
 )
 from memstream.model_summarizer import ModelSummarizer
 from memstream.models import DEFAULT_MODEL, LoadedModel, fingerprint_of, load_model
+from memstream.privacy import Redactor
+from memstream.privacy import redact as redact_text
 from memstream.report import Added, AddedDocuments, Clock, ForgetReceipt, Recalled, Reply, Usage
 from memstream.residents import Residents
 from memstream.session import Call, Session
@@ -79,6 +81,8 @@ class Agent:
             are decoded together. The others wait for a row, as snapshots.
         reranker: reads the best hits again and puts them in order: a ``Reranker``, or the folder or hub id of a
             sentence-transformers cross-encoder; None: none does.
+        redact: takes personal data out of what users say before it is stored, embedded, logged or shown to the model,
+            such as ``memstream.privacy.redact``; None: texts stay as they are.
         retention_days: turns (and facts not pinned) of this namespace that are older are forgotten, now and every hour.
         chat_template: a Jinja template, for a base model.
         logits_processors: transformers logits processors; they see the window and the reply so far.
@@ -109,6 +113,7 @@ class Agent:
         summarizer: SummarizerChoice | Summarizer = "extractive",
         rows: int = 1,
         reranker: Reranker | str | os.PathLike[str] | None = None,
+        redact: Redactor | None = None,
         retention_days: float | None = None,
         chat_template: str | None = None,
         logits_processors: Sequence[Any] = (),
@@ -123,6 +128,9 @@ class Agent:
         self.cache = cache or CacheConfig()
         self.generation = generation or GenerationConfig()
         self._processors = logits_processors
+        if redact is not None and not callable(redact):
+            raise ConfigError(f"redact is {redact!r}; give a function of a text, such as memstream.privacy.redact")
+        self._redact = redact
         if not callable(summarizer) and summarizer not in get_args(SummarizerChoice):
             raise ConfigError(f"summarizer is {summarizer!r}; allowed: 'extractive', 'model', or a function of turns")
         if isinstance(model, (str, os.PathLike)):
@@ -180,6 +188,8 @@ class Agent:
     def from_toml(cls, path: str | os.PathLike[str], **overrides: Any) -> Self:
         """Builds an agent from a TOML file: top-level keys as in ``Agent``, tables ``cache recall generation``.
 
+        ``redact = true`` stands for ``memstream.privacy.redact``.
+
         Raises:
             ConfigError: the file cannot be read, or holds an unknown key or a value out of range.
         """
@@ -191,7 +201,7 @@ class Agent:
         }
         plain = (
             "model", "system", "store", "namespace", "summarizer", "reranker", "retention_days", "chat_template",
-            "device", "weights", "revision", "rows",
+            "device", "weights", "revision", "rows", "redact",
         )  # fmt: skip
         unknown = sorted(set(values) - set(tables) - set(plain))
         if unknown:
@@ -199,6 +209,9 @@ class Agent:
         for name, settings in tables.items():
             if name in values:
                 values[name] = settings.from_mapping(values[name])
+        if not isinstance(asked := values.get("redact", False), bool):
+            raise ConfigError(f"redact is {asked!r} in {os.fspath(path)}; allowed: true, false")
+        values["redact"] = redact_text if asked else None
         return cls(**{**values, **overrides})
 
     # Talking
@@ -257,7 +270,7 @@ class Agent:
 
     def run(self, conversation: Conversation, text: str, config: GenerationConfig, call: Call) -> Iterator[str]:
         """Queues for the row, then lives one turn; ``call.reply`` has the report afterwards."""
-        text, clock, queue, cancelled = checked(text), Clock(), conversation.queue, call.cancelled.is_set
+        text, clock, queue, cancelled = self.redacted(text), Clock(), conversation.queue, call.cancelled.is_set
         if not queue.enter(cancelled):
             call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
             return
@@ -346,9 +359,18 @@ class Agent:
             conversation.drop()  # rebuilt from the store next time, so that store and cache never disagree
             raise
 
+    def redacted(self, text: str) -> str:
+        """A text that comes in, as it is stored and as the model sees it.
+
+        Raises:
+            InputError: not a text, or an empty one.
+        """
+        text = checked(text)
+        return text if self._redact is None else checked(self._redact(text))
+
     def take_in(self, conversation: Conversation, user: str, assistant: str, system: str | None) -> Added:
         """Stores and prefills an exchange that happened elsewhere; nothing is recalled or generated."""
-        user, assistant = checked(user), checked(assistant)
+        user, assistant = self.redacted(user), self.redacted(assistant)
         with conversation.queue:
             conversation.speak_under(system)
             self._residents.make_resident(conversation, lambda: False)

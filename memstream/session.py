@@ -165,7 +165,7 @@ class Session:
     def remember(self, text: str) -> str:
         """Pins a fact, which recall prefers from now on. Returns its id, such as ``fact:3``."""
         self._check_open()
-        return self._agent.memory.remember(self.scope, text)
+        return self._agent.memory.remember(self.scope, self._agent.redacted(text))
 
     def search(self, query: str, *, limit: int = 10) -> list[Recalled]:
         """Finds memories, best first; each says why."""

@@ -14,11 +14,12 @@ ROOT = Path(__file__).parents[2]
 # Room -> rooms it may import. Every other room may import config, report and errors.
 PLAIN = {"config", "report", "errors"}
 BELOW_AGENT = {"memory", "stores", "batching", "engine", "streaming", "models"}
-AGENT = {"template", "model_summarizer", "conversation", "residents", "session", "agent"}
+AGENT = {"privacy", "template", "model_summarizer", "conversation", "residents", "session", "agent"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "report": {"errors"},
+    "privacy": set(),
     "kernels": set(),
     "stores": set(),
     "models": {"kernels"},
@@ -32,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "conversation": BELOW_AGENT | {"template"},
     "residents": BELOW_AGENT | {"template", "conversation"},
     "session": BELOW_AGENT | {"conversation", "agent"},  # a session is a handle on its agent
-    "agent": BELOW_AGENT | {"template", "model_summarizer", "conversation", "residents", "session"},
+    "agent": BELOW_AGENT | {"privacy", "template", "model_summarizer", "conversation", "residents", "session"},
     # The front doors.
     "replay": BELOW_AGENT | AGENT,
     "demo": BELOW_AGENT | AGENT,
