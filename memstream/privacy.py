@@ -59,11 +59,11 @@ _PHONE = re.compile(
 
 
 def redact(text: str, kinds: Collection[str] = KINDS) -> str:
-    """Puts ``[email]``, ``[phone]``, ``[card]`` or ``[iban]`` in the place of each that is found, and changes nothing else.
+    """Puts ``[email]``, ``[phone]``, ``[card]`` or ``[iban]`` in the place of each that is found.
 
-    A card is 13 to 19 digits with the right check digit (Luhn), in any groups; an IBAN one of a country's length with
-    the right check digits (mod 97), blanks or not; a phone number one in an international, German, British or North
-    American form.
+    What is around them stays as it is. A card is 13 to 19 digits with the right check digit (Luhn), in any groups; an
+    IBAN has its country's length and the right check digits (mod 97), with blanks or without; a phone number is in an
+    international, German, British or North American form.
 
     Args:
         text: any.
