@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self, get_args
 from uuid import uuid4
@@ -183,7 +183,12 @@ class Agent:
         Raises:
             ConfigError: the file cannot be read, or holds an unknown key or a value out of range.
         """
-        values = read_toml(path)
+        return cls.from_mapping(read_toml(path), where=os.fspath(path), **overrides)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], *, where: str = "the settings", **overrides: Any) -> Self:
+        """Builds an agent from what a TOML file holds; see ``from_toml``."""
+        values = dict(values)
         tables: dict[str, type[CacheConfig] | type[RecallConfig] | type[GenerationConfig]] = {
             "cache": CacheConfig,
             "recall": RecallConfig,
@@ -195,7 +200,7 @@ class Agent:
         )  # fmt: skip
         unknown = sorted(set(values) - set(tables) - set(plain))
         if unknown:
-            raise ConfigError(f"unknown key {unknown[0]!r} in {os.fspath(path)}; known keys: {', '.join(plain)}")
+            raise ConfigError(f"unknown key {unknown[0]!r} in {where}; known keys: {', '.join(plain)}")
         for name, settings in tables.items():
             if name in values:
                 values[name] = settings.from_mapping(values[name])
@@ -267,6 +272,7 @@ class Agent:
                 call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
                 return
             clock.lap("wait_ms")
+            call.waits = False
             with contextlib.closing(self._turn(conversation, text, config, call, clock)) as turn:
                 for piece in turn:
                     queue.suspended()

@@ -17,7 +17,7 @@ from memstream.config import GenerationConfig
 from memstream.engine import TurnQueue
 from memstream.errors import CapacityError, InputError, StoreError
 from memstream.memory import ConversationHandle, Memory, Turn
-from memstream.report import Evicted, Recalled
+from memstream.report import Evicted, Held, Occupancy, Recalled
 from memstream.streaming import snapshot
 from memstream.streaming.generate import Decoding
 from memstream.streaming.row import Row
@@ -366,6 +366,31 @@ class Conversation:
         exchange.turns.append(assistant)
         if not layout.closed or layout.closed[-1].key != exchange.key:
             self.window.pop()  # all of it lies among the sinks
+
+    def occupancy(self) -> Occupancy | None:
+        """What the row holds now; None where there is none. From any thread: at worst as it was a moment ago."""
+        row = self.row
+        if row is None:
+            return None
+        layout = row.layout
+        groups = [*layout.closed, *([layout.open] if layout.open is not None else [])]
+        said = {exchange.key: exchange for exchange in list(self.window)}
+        return Occupancy(
+            sink_tokens=layout.sinks,
+            memory_tokens=layout.memory,
+            memory_room=layout.memory_room,
+            window_tokens=layout.window,
+            window_room=layout.window_room,
+            exchanges=tuple(
+                Held(
+                    turns=tuple(f"turn:{turn.id}" for turn in said[group.key].turns),
+                    n_tokens=group.n_tokens,
+                    text=said[group.key].user[:120],
+                )
+                for group in groups
+                if group.key in said
+            ),
+        )
 
     def take_evicted(self) -> list[Evicted]:
         """Exchanges that left the window since the last call; those that left whole are summarised by memory."""

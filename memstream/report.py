@@ -114,6 +114,36 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """One exchange in the window: ids of its turns, its tokens there, and the beginning of what the user said."""
+
+    turns: tuple[str, ...]
+    n_tokens: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """What a conversation's cache holds: tokens of each segment, and how many it has room for.
+
+    Attributes:
+        sink_tokens: pinned.
+        memory_tokens: of recalled text.
+        memory_room: the most of it.
+        window_tokens: of the latest turns.
+        window_room: the most of them.
+        exchanges: those in the window, oldest first; the first may have lost its older part.
+    """
+
+    sink_tokens: int
+    memory_tokens: int
+    memory_room: int
+    window_tokens: int
+    window_room: int
+    exchanges: tuple[Held, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
     """An exchange that was taken in: its length in tokens, and what it evicted."""
 

@@ -13,7 +13,7 @@ from memstream.config import GenerationConfig
 from memstream.conversation import Conversation
 from memstream.errors import BusyError
 from memstream.memory import Scope, Turn
-from memstream.report import Added, ForgetReceipt, Recalled, Reply
+from memstream.report import Added, ForgetReceipt, Occupancy, Recalled, Reply
 
 if TYPE_CHECKING:
     from memstream.agent import Agent
@@ -26,12 +26,14 @@ class Call:
         system: the system text it is lived under.
 
     Attributes:
+        waits: True until it has a row.
         cancelled: set by whoever wants it to stop, before or while it runs.
         reply: its report, once it has ended.
     """
 
     def __init__(self, system: str | None) -> None:
         self.system = system
+        self.waits = True
         self.cancelled = threading.Event()
         self.reply: Reply | None = None
 
@@ -59,6 +61,16 @@ class Session:
     def busy(self) -> bool:
         """True while a turn runs or waits."""
         return bool(self._calls)
+
+    @property
+    def waiting(self) -> bool:
+        """True while a turn waits for its conversation's earlier turns, or for a row."""
+        return any(call.waits for call in list(self._calls))
+
+    @property
+    def occupancy(self) -> Occupancy | None:
+        """What the conversation's cache holds now; None while it has no row."""
+        return self._conversation.occupancy()
 
     def chat(self, text: str, *, generation: GenerationConfig | None = None) -> Reply:
         """Says something and returns the whole reply.
