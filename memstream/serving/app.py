@@ -79,7 +79,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         turns = app.state.turns = Turns(agent, config, rows=rows)
         metrics.watch(turns)
-        sweeping = asyncio.create_task(_sweep(turns))
+        sweeping = asyncio.create_task(_sweep(turns, min(_SWEEP_S, config.idle_s)))
         yield
         sweeping.cancel()
         await turns.finish()
@@ -183,9 +183,9 @@ async def _unless_gone(http: Request, piece: Awaitable[str | None]) -> str | Non
         waiting.cancel()
 
 
-async def _sweep(turns: Turns) -> None:
+async def _sweep(turns: Turns, every_s: float) -> None:
     while True:
-        await asyncio.sleep(_SWEEP_S)
+        await asyncio.sleep(every_s)
         try:
             await turns.sweep()
         except MemstreamError as error:  # the disk is full; the next one may go better
@@ -229,7 +229,8 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or None
+        first = max(error.errors(), key=lambda one: len(one["loc"]))  # of several forms, the one that came furthest
+        named = [str(part) for part in first["loc"][1:] if str(part).isidentifier() or isinstance(part, int)]
+        where = ".".join(named) or None
         message = first["msg"].removeprefix("Value error, ")
         return answer(400, openai.error(f"{where}: {message}" if where else message, kind=_INVALID, param=where))

@@ -48,6 +48,7 @@ class Turn:
     """A turn that runs, or waits for its conversation or a row. Iterate over its pieces; then ``reply`` is there.
 
     Attributes:
+        told_to_stop: True once it was cancelled.
         reply: the report, once all pieces were taken; None where it was stopped before it began.
         task: lives it.
     """
@@ -57,7 +58,7 @@ class Turn:
         self._pieces: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
         self._session: Session | None = None
         self._queued = True  # behind other requests of its conversation
-        self.cancelled = False
+        self.told_to_stop = False
         self.reply: Reply | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -81,7 +82,7 @@ class Turn:
 
     def cancel(self) -> None:
         """Stops it: what was said so far is stored; what only waits leaves nothing."""
-        self.cancelled = True
+        self.told_to_stop = True
         if self._session is not None:
             self._session.cancel()
         elif self._queued and self.task is not None:
@@ -126,10 +127,19 @@ class Turns:
         self._running: set[Turn] = set()
         self.draining = False
 
+    def running(self) -> list[Turn]:
+        """Turns that run or wait."""
+        return list(self._running)
+
     @property
     def n_running(self) -> int:
-        """Turns that run or wait."""
+        """How many they are."""
         return len(self._running)
+
+    @property
+    def n_open(self) -> int:
+        """Conversations that are kept open."""
+        return len(self._kept)
 
     @property
     def n_waiting(self) -> int:
@@ -203,7 +213,7 @@ class Turns:
             turn.lives_in(session)
             *before, asked = _go_on(session, request.turns)
             for said, answered in zip(before[::2], before[1::2], strict=True):
-                if turn.cancelled:
+                if turn.told_to_stop:
                     return
                 session.add(said.text, answered.text)
             for piece in session.stream(asked.text, generation=request.generation):
