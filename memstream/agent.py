@@ -354,7 +354,7 @@ class Agent:
 
     def take_in(self, conversation: Conversation, user: str, assistant: str, system: str | None) -> Added:
         """Stores and prefills an exchange that happened elsewhere; nothing is recalled or generated."""
-        user, assistant = checked(user), checked(assistant)
+        user, assistant = checked(user), checked(assistant) if assistant else ""
         with conversation.queue:
             conversation.speak_under(system)
             self._residents.make_resident(conversation, lambda: False)
@@ -375,6 +375,17 @@ class Agent:
             handle = conversation.handle
             handle.supersede([later.id for later in handle.turns(first=turn.sequence)] or [turn.id])
             conversation.drop()
+
+    def recalled_for(self, conversation: Conversation, text: str) -> list[Recalled]:
+        """What would be recalled for a text by itself, were nothing in the window."""
+        found = conversation.memory.recall(
+            conversation.handle.scope,
+            [checked(text)],
+            window_from=None,
+            budget_tokens=conversation.note_budget(),
+            count_tokens=conversation.count_note,
+        )
+        return list(found.notes)
 
     # Remembering and forgetting
 

@@ -109,7 +109,7 @@ class Session:
                 self.last = call.reply
 
     def add(self, user: str, assistant: str) -> Added:
-        """Takes in an exchange that happened elsewhere, as if it had been lived here.
+        """Takes in an exchange that happened elsewhere, as if it had been lived here; ``""`` where nobody answered.
 
         Raises:
             InputError: one of the texts is empty or not valid Unicode.
@@ -183,6 +183,12 @@ class Session:
         """Finds memories, best first; each says why."""
         self._check_open()
         return self._agent.memory.search(self.scope, query, limit=limit)
+
+    def recall(self, text: str) -> list[Recalled]:
+        """What would be put before the model if this were said now, wherever it was said; nothing passes the gate for
+        most of what has nothing to do with it."""
+        self._check_open()
+        return self._agent.recalled_for(self._conversation, text)
 
     def forget(self, id: str) -> ForgetReceipt:
         """Forgets a memory everywhere; see ``Agent.forget``."""

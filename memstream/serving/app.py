@@ -34,7 +34,7 @@ from memstream.serving.metrics import Metrics
 from memstream.serving.openai import Asked, ChatRequest, Completion
 from memstream.serving.settings import ServerConfig
 from memstream.serving.turns import Request as TurnRequest
-from memstream.serving.turns import Turns
+from memstream.serving.turns import Talk, Turns
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,13 @@ _REFUSED: dict[int, tuple[str, str | None]] = {
 
 
 def create_app(
-    agent: Agent, *, model: str, rows: int, config: ServerConfig | None = None, keys: Keys | None = None
+    agent: Agent,
+    *,
+    model: str,
+    rows: int,
+    config: ServerConfig | None = None,
+    keys: Keys | None = None,
+    talk: Talk | None = None,
 ) -> FastAPI:
     """Builds the server as an ASGI application, to be run by uvicorn or mounted into another one.
 
@@ -71,13 +77,15 @@ def create_app(
         rows: of the agent.
         config: limits.
         keys: who may ask; None: everybody, as the agent's namespace.
+        talk: a bot that answers turns in place of the agent: from a session, a text and the settings of decoding to
+            pieces of text; what it answers by itself it adds to the session.
     """
     config, keys = config or ServerConfig(), keys or Keys(default=agent.namespace)
     metrics = Metrics(agent)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        turns = app.state.turns = Turns(agent, config, rows=rows)
+        turns = app.state.turns = Turns(agent, config, rows=rows, talk=talk)
         metrics.watch(turns)
         sweeping = asyncio.create_task(_sweep(turns, min(_SWEEP_S, config.idle_s)))
         yield

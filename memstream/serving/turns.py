@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from memstream.serving.history import Said, compare
 from memstream.serving.settings import ServerConfig
 from memstream.session import Session
 
+Talk = Callable[[Session, str, GenerationConfig], Iterator[str]]  # says something in a session, piece by piece
 _STOPPING = "this server is being stopped; try again"
 
 
@@ -112,14 +114,15 @@ class Turns:
         agent: has the rows.
         config: limits.
         rows: how many turns run at once.
+        talk: answers a turn; None: the session does. Whatever it answers by itself it adds to the session.
 
     Attributes:
         loop: the event loop they are taken from.
         draining: True once no new turns are taken.
     """
 
-    def __init__(self, agent: Agent, config: ServerConfig, *, rows: int) -> None:
-        self._agent, self._config = agent, config
+    def __init__(self, agent: Agent, config: ServerConfig, *, rows: int, talk: Talk | None = None) -> None:
+        self._agent, self._config, self._say = agent, config, talk or _say
         self.loop = asyncio.get_running_loop()
         self._most = rows + config.max_waiting
         self._threads = ThreadPoolExecutor(max_workers=self._most, thread_name_prefix="turn")
@@ -216,11 +219,13 @@ class Turns:
                 if turn.told_to_stop:
                     return
                 session.add(said.text, answered.text)
-            for piece in session.stream(asked.text, generation=request.generation):
+            text = ""
+            for piece in self._say(session, asked.text, request.generation):
+                text += piece
                 turn.put(piece)
-            turn.reply = session.last
+            turn.reply = _report(session.last, text, self._agent.cache_bytes)
             if kept is not None:
-                kept.last = session.last
+                kept.last = turn.reply
 
     def _open(self, request: Request) -> Session:
         keep = request.conversation is not None
@@ -280,6 +285,17 @@ class Turns:
         while tasks := [turn.task for turn in self._running if turn.task is not None]:
             await asyncio.wait(tasks)
         self._threads.shutdown()
+
+
+def _say(session: Session, text: str, generation: GenerationConfig) -> Iterator[str]:
+    return session.stream(text, generation=generation)
+
+
+def _report(last: Reply | None, text: str, cache_bytes: int) -> Reply:
+    """The report of a turn: the session's, where it has said what was answered."""
+    if last is None:
+        return Reply(text=text, finish_reason="stop", cache_bytes=cache_bytes)
+    return last if last.text == text else dataclasses.replace(last, text=text, finish_reason="stop")
 
 
 def _go_on(session: Session, sent: Sequence[Said]) -> tuple[Said, ...]:
