@@ -31,8 +31,9 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from memstream.replay import Replay, ReplayConfig
-    from memstream.report import Citation, Evicted, ForgetReceipt, Recalled, Reply, Timings, Usage, Why
+    from memstream.report import Citation, Evicted, ForgetReceipt, Recalled, Reply, Timings, ToolCall, Usage, Why
     from memstream.session import Session
+    from memstream.tools import Tool
 
 __version__ = "0.1.0"
 
@@ -58,8 +59,19 @@ _HOMES = {
         "UnsupportedModelError",
     ),
     "memstream.replay": ("Replay", "ReplayConfig"),
-    "memstream.report": ("Citation", "Evicted", "ForgetReceipt", "Recalled", "Reply", "Timings", "Usage", "Why"),
+    "memstream.report": (
+        "Citation",
+        "Evicted",
+        "ForgetReceipt",
+        "Recalled",
+        "Reply",
+        "Timings",
+        "ToolCall",
+        "Usage",
+        "Why",
+    ),
     "memstream.session": ("Session",),
+    "memstream.tools": ("Tool",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -92,6 +104,8 @@ __all__ = [
     "StoreError",
     "StoreVersionError",
     "Timings",
+    "Tool",
+    "ToolCall",
     "UnsupportedModelError",
     "Usage",
     "Why",

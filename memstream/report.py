@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-FinishReason = Literal["stop", "length", "timeout", "cancelled"]
+FinishReason = Literal["stop", "length", "timeout", "cancelled", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,13 +171,32 @@ class SummaryCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model made, and what came of it.
+
+    Attributes:
+        name: of the tool; ``""`` where the model's call could not be read.
+        arguments: as the model gave them.
+        result: what it returned, as text or JSON; None for an error, and for a call that is still to be made.
+        error: what went wrong; None where nothing did.
+        latency_ms: how long it took.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    result: str | None = None
+    error: str | None = None
+    latency_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts of one turn.
 
     Attributes:
-        prompt_tokens: computed before the reply.
+        prompt_tokens: computed before the reply, and for the results of tools.
         context_tokens: all that the reply's first token saw.
-        reply_tokens: of the reply.
+        reply_tokens: of the reply, and of calls of tools.
         memory_tokens: of recalled text.
         window_tokens: what the window holds afterwards.
     """
@@ -191,7 +210,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Milliseconds per stage of one turn; ``wait_ms`` is for the row, ``first_token_ms`` counts from the call."""
+    """Milliseconds per stage of one turn; ``wait_ms`` is for the row, ``first_token_ms`` counts from the call, and
+    ``tools_ms`` is what the model's calls took."""
 
     wait_ms: float = 0.0
     store_ms: float = 0.0
@@ -200,6 +220,7 @@ class Timings:
     prefill_ms: float = 0.0
     first_token_ms: float = 0.0
     decode_ms: float = 0.0
+    tools_ms: float = 0.0
     total_ms: float = 0.0
 
 
@@ -211,9 +232,9 @@ class Clock:
         self._stages: dict[str, float] = {}
 
     def lap(self, stage: str) -> None:
-        """Ends a stage."""
+        """Ends a stage; one that comes again takes longer."""
         now = time.perf_counter()
-        self._stages[stage] = (now - self._last) * 1000
+        self._stages[stage] = self._stages.get(stage, 0.0) + (now - self._last) * 1000
         self._last = now
 
     def first(self) -> None:
@@ -229,6 +250,8 @@ class Clock:
 class Reply:
     """The answer to one turn, and the report of how it came about; ``str(reply)`` is its text.
 
+    ``tool_calls`` are the calls the model made, in order. Where ``finish_reason`` is ``tool_calls``, the last of them
+    have neither result nor error: whoever asked makes them, and says the results next.
     ``summaries`` counts those made in the background so far, for all conversations.
     """
 
@@ -236,6 +259,7 @@ class Reply:
     finish_reason: FinishReason
     recalled: tuple[Recalled, ...] = ()
     evicted: tuple[Evicted, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     cache_bytes: int = 0

@@ -13,6 +13,7 @@ from memstream.engine import OWN_REPLY, TurnQueue
 from memstream.errors import BusyError, ConversationBusyError
 from memstream.memory import Memory, Scope
 from memstream.template import ChatTemplate
+from memstream.tools import Tool
 
 _POLL_S = 0.05
 _ROW_POLL_S = 0.01
@@ -28,10 +29,13 @@ class Residents:
         batch: has the rows.
         template: renders turns.
         system: system text of conversations that are given no other, or None.
+        tools: of conversations that are given no others.
     """
 
-    def __init__(self, batch: Batch, template: ChatTemplate, *, system: str | None) -> None:
-        self._batch, self._template, self._system = batch, template, system
+    def __init__(
+        self, batch: Batch, template: ChatTemplate, *, system: str | None, tools: tuple[Tool, ...] = ()
+    ) -> None:
+        self._batch, self._template, self._system, self._tools = batch, template, system, tools
         self._open: dict[Scope, Conversation] = {}
         self._n_users: dict[Scope, int] = {}  # sessions per open conversation
         self._registry = threading.Lock()
@@ -59,7 +63,7 @@ class Residents:
                     if scope not in self._open:
                         handle = memory.open_conversation(scope)
                         self._open[scope] = Conversation(
-                            self._batch, self._template, handle, memory, system=self._system
+                            self._batch, self._template, handle, memory, system=self._system, tools=self._tools
                         )
                     self._n_users[scope] = self._n_users.get(scope, 0) + 1
                     return self._open[scope]

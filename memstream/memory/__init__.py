@@ -12,10 +12,11 @@ from memstream.memory.sources import Document
 from memstream.memory.summarizer import Summarizer
 from memstream.memory.verify import RepairReport, VerifyReport
 from memstream.stores.base import Scope, storable_text
-from memstream.stores.rows import ConversationInfo, Turn
+from memstream.stores.rows import TOOL_ROLES, ConversationInfo, Turn
 from memstream.stores.sql import SqlStore
 
 __all__ = [
+    "TOOL_ROLES",
     "ConversationHandle",
     "ConversationInfo",
     "CrossEncoderReranker",

@@ -88,7 +88,9 @@ class ConversationHandle:
             state: TurnState = "open" if role == "assistant" else "complete"
             return rows.insert_turn(connection, self.id, role, text, n_tokens, state, said)
 
-    def finish_turn(self, turn_id: int, text: str, n_tokens: int, state: Literal["complete", "cut"]) -> None:
+    def finish_turn(
+        self, turn_id: int, text: str, n_tokens: int, state: Literal["complete", "cut"], *, role: str = "assistant"
+    ) -> None:
         """Commits the end of an open turn with its full-text row and windows; vectors follow in the background.
 
         Args:
@@ -96,13 +98,14 @@ class ConversationHandle:
             text: what was said in the end.
             n_tokens: its length in tokens of the chat model.
             state: ``cut`` where the turn was interrupted.
+            role: ``call`` where it turned out to be one.
 
         Raises:
             InputError: it is not an open turn of this conversation.
         """
         self._check_open()
         with self._store.write() as connection:
-            rows.finish_turn(connection, self.id, turn_id, text, n_tokens, state)
+            rows.finish_turn(connection, self.id, turn_id, text, n_tokens, state, role)
             keys.add_windows(connection, self.id)
         self._indexed()
 

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -62,16 +62,20 @@ class Served:
         agent: behind it.
         app: the application.
         server: what runs it.
+        clients: that were made for it.
     """
 
     url: str
     agent: Agent
     app: Any
     server: uvicorn.Server
+    clients: list[openai.OpenAI] = field(default_factory=list)
 
-    def client(self, key: str = KEY, **settings: Any) -> openai.OpenAI:
-        """The official client."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **settings)
+    def client(self, key: str = KEY) -> openai.OpenAI:
+        """The official client, closed with the server."""
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        self.clients.append(client)
+        return client
 
     @property
     def turns(self) -> Any:
@@ -97,7 +101,10 @@ def served(
         try:
             until(lambda: server.started or not thread.is_alive())
             assert server.started
-            yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", agent, app, server)
+            running = Served(f"http://127.0.0.1:{listening.getsockname()[1]}", agent, app, server)
+            with contextlib.ExitStack() as stack:
+                stack.callback(lambda: [client.close() for client in running.clients])
+                yield running
         finally:
             server.should_exit = True
             thread.join(60)
