@@ -112,6 +112,8 @@ def create_app(
         """Answers the last message; with a conversation's name, what was said before need not be sent again."""
         if asked.model != model:
             raise HTTPException(404, f"there is no model {asked.model!r}; this server has {model!r}")
+        if asked.schemas is not None and talk is not None:
+            raise InputError("tools: this server's bot takes none")
         conversation = x_conversation_id or asked.session_id
         messages = Asked(asked.messages)
         turns: Turns = app.state.turns
@@ -121,6 +123,7 @@ def create_app(
                 user=asked.user,
                 conversation=conversation,
                 system=messages.system,
+                tools=asked.schemas,
                 turns=messages.turns,
                 generation=asked.generation(agent.generation, config.max_reply_tokens),
             )
@@ -147,6 +150,8 @@ def create_app(
                     async for piece in pieces:
                         yield _event(completion.piece(piece))
                 reply = told.done(turn)
+                if (calls := completion.calls(reply)) is not None:
+                    yield _event(calls)
                 yield _event(completion.last(reply))
                 if asked.stream_options is not None and asked.stream_options.include_usage:
                     yield _event(completion.usage(reply))

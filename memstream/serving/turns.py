@@ -10,18 +10,21 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from memstream.agent import Agent
 from memstream.config import GenerationConfig
 from memstream.errors import OverloadedError
+from memstream.exchange import Said as SaidTo
 from memstream.memory import Scope
 from memstream.memory import Turn as Stored
 from memstream.report import Reply
 from memstream.serving.history import Said, compare
 from memstream.serving.settings import ServerConfig
 from memstream.session import Session
+from memstream.tools import Tool, as_tools, parse_calls, render_calls
 
-Talk = Callable[[Session, str, GenerationConfig], Iterator[str]]  # says something in a session, piece by piece
+Talk = Callable[[Session, SaidTo, GenerationConfig], Iterator[str]]  # says something in a session, piece by piece
 _STOPPING = "this server is being stopped; try again"
 
 
@@ -34,6 +37,7 @@ class Request:
         user: whose memory is used, or None.
         conversation: its name; None keeps nothing.
         system: the system text, None for the server's.
+        tools: schemas of functions that the client runs; None: the agent's own tools.
         turns: what the client sent, the last of it to be answered.
         generation: how the reply is decoded.
     """
@@ -42,6 +46,7 @@ class Request:
     user: str | None
     conversation: str | None
     system: str | None
+    tools: Sequence[dict[str, Any]] | None
     turns: Sequence[Said]
     generation: GenerationConfig
 
@@ -214,13 +219,13 @@ class Turns:
             kept.session = self._open(request)
         with self._open(request) as session:
             turn.lives_in(session)
-            *before, asked = _go_on(session, request.turns)
+            *before, asked = _go_on(session, request)
             for said, answered in zip(before[::2], before[1::2], strict=True):
                 if turn.told_to_stop:
                     return
-                session.add(said.text, answered.text)
+                session.add(said.results or said.text, answered.text)
             text = ""
-            for piece in self._say(session, asked.text, request.generation):
+            for piece in self._say(session, asked.results or asked.text, request.generation):
                 text += piece
                 turn.put(piece)
             turn.reply = _report(session.last, text, self._agent.cache_bytes)
@@ -234,6 +239,7 @@ class Turns:
             user=request.user,
             name=request.conversation or "",
             system=request.system,
+            tools=request.tools,
             keep=keep,
             wait_s=self._config.wait_s,
         )
@@ -287,7 +293,7 @@ class Turns:
         self._threads.shutdown()
 
 
-def _say(session: Session, text: str, generation: GenerationConfig) -> Iterator[str]:
+def _say(session: Session, text: SaidTo, generation: GenerationConfig) -> Iterator[str]:
     return session.stream(text, generation=generation)
 
 
@@ -298,17 +304,24 @@ def _report(last: Reply | None, text: str, cache_bytes: int) -> Reply:
     return last if last.text == text else dataclasses.replace(last, text=text, finish_reason="stop")
 
 
-def _go_on(session: Session, sent: Sequence[Said]) -> tuple[Said, ...]:
+def _go_on(session: Session, request: Request) -> tuple[Said, ...]:
     """Takes back what the client's history no longer has; returns what is new, the last of it to be answered."""
+    sent, tools = request.turns, as_tools(request.tools or ())
+    if not tools:
+        sent = [said._replace(results=()) for said in sent]
     stored = session.turns(last=len(sent) + 2)
-    plan = compare(_as_said(stored), sent)
+    plan = compare([_as_said(turn, tools) for turn in stored], sent)
     if len(plan.new) > 1 or plan.keep < len(stored):  # it may go on from further back
         stored = session.turns()
-        plan = compare(_as_said(stored), sent)
+        plan = compare([_as_said(turn, tools) for turn in stored], sent)
     if plan.keep < len(stored):
         session.take_back(stored[plan.keep])
     return plan.new
 
 
-def _as_said(turns: Sequence[Stored]) -> list[Said]:
-    return [Said(turn.role, turn.text, turn.state == "cut") for turn in turns]
+def _as_said(turn: Stored, tools: Sequence[Tool]) -> Said:
+    """A stored turn as a client sends it again; calls in the one form that they are compared in."""
+    role = {"call": "assistant", "tool": "user"}.get(turn.role, turn.role)
+    before, calls = parse_calls(turn.text, tools) if turn.role == "call" else (turn.text, [])
+    text = "\n".join(part for part in (before.strip() if calls else before, render_calls(calls)) if part)
+    return Said(role, text, turn.state == "cut")
