@@ -23,6 +23,7 @@ from memstream.config import (
     SummarizerChoice,
     WeightsChoice,
     default_store,
+    limit_of,
     read_toml,
     retention_of,
 )  # fmt: skip
@@ -77,6 +78,8 @@ class Agent:
             from turns, in order, to a text.
         rows: how many conversations have a cache of their own, and reply at once from as many threads; their tokens
             are decoded together. The others wait for a row, as snapshots.
+        max_waiting: so many turns may wait for a row, or for an earlier turn of their conversation; one more is
+            refused at once. None: any number may.
         reranker: reads the best hits again and puts them in order: a ``Reranker``, or the folder or hub id of a
             sentence-transformers cross-encoder; None: none does.
         retention_days: turns (and facts not pinned) of this namespace that are older are forgotten, now and every hour.
@@ -108,6 +111,7 @@ class Agent:
         embedder: Embedder | None = None,
         summarizer: SummarizerChoice | Summarizer = "extractive",
         rows: int = 1,
+        max_waiting: int | None = None,
         reranker: Reranker | str | os.PathLike[str] | None = None,
         retention_days: float | None = None,
         chat_template: str | None = None,
@@ -120,6 +124,7 @@ class Agent:
         self.namespace = namespace
         self.system = system
         self.retention = retention_of(retention_days)
+        max_waiting = limit_of("max_waiting", max_waiting)
         self.cache = cache or CacheConfig()
         self.generation = generation or GenerationConfig()
         self._processors = logits_processors
@@ -164,7 +169,9 @@ class Agent:
         except BaseException:
             opened.close()
             raise
-        self._residents = Residents(Batch(self._engine, most=rows), self._template, system=system)
+        self._residents = Residents(
+            Batch(self._engine, most=rows), self._template, system=system, max_waiting=max_waiting
+        )
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
         self._keeping = threading.Lock()
@@ -196,7 +203,7 @@ class Agent:
         }
         plain = (
             "model", "system", "store", "namespace", "summarizer", "reranker", "retention_days", "chat_template",
-            "device", "weights", "revision", "rows",
+            "device", "weights", "revision", "rows", "max_waiting",
         )  # fmt: skip
         unknown = sorted(set(values) - set(tables) - set(plain))
         if unknown:
@@ -263,7 +270,7 @@ class Agent:
     def run(self, conversation: Conversation, text: str, config: GenerationConfig, call: Call) -> Iterator[str]:
         """Queues for the row, then lives one turn; ``call.reply`` has the report afterwards."""
         text, clock, queue, cancelled = checked(text), Clock(), conversation.queue, call.cancelled.is_set
-        if not queue.enter(cancelled):
+        if not self._residents.enter(conversation, cancelled):
             call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
             return
         try:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from memstream.batching import Batch
 from memstream.config import GenerationConfig
-from memstream.engine import TurnQueue
 from memstream.errors import CapacityError, InputError, StoreError
 from memstream.memory import ConversationHandle, Memory, Turn
+from memstream.queues import TurnQueue
 from memstream.report import Evicted, Held, Occupancy, Recalled
 from memstream.streaming import snapshot
 from memstream.streaming.generate import Decoding
@@ -131,21 +131,23 @@ class Conversation:
 
     # Residence
 
-    def load(self) -> None:
-        """Brings the conversation into a row: from its snapshot, or by prefilling the latest stored exchanges."""
-        if self.row is not None:
-            return
-        self._n_forgotten = self.handle.n_forgotten()
-        saved = self._parked or self._saved()
-        self._parked = None
+    def reserve(self) -> None:
+        """Takes a free row, for ``load`` to fill."""
         pinned = len(self._opening.tokens) if self._opening.pinned else 0
         self.row = self.engine.admit(pinned_tokens=pinned)
+
+    def load(self) -> None:
+        """Fills the row: from the conversation's snapshot, or by prefilling the latest stored exchanges."""
+        row = self.resident
         try:
+            n_forgotten, parked = self.handle.n_forgotten(), self._parked
+            if n_forgotten != self._n_forgotten:  # while this one waited for its row
+                parked = None
+            self._n_forgotten, self._parked = n_forgotten, None
+            saved = parked or self._saved()
             if saved is not None:
-                snapshot.put(self.engine.cache, self.row, *saved)
-                keys = [
-                    group.key for group in self.row.layout.closed if isinstance(group.key, int) and group.key != OPENING
-                ]
+                snapshot.put(self.engine.cache, row, *saved)
+                keys = [group.key for group in row.layout.closed if isinstance(group.key, int) and group.key != OPENING]
                 turns = self.handle.turns(first=min(keys)) if keys else []
                 self.window = deque(exchange for exchange in exchanges(turns) if exchange.key in keys)
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,14 +10,13 @@ import torch
 from torch import Tensor
 
 from memstream.config import CacheConfig
-from memstream.errors import BusyError, CapacityError
+from memstream.errors import CapacityError
 from memstream.streaming import snapshot
 from memstream.streaming.decode import Decode
 from memstream.streaming.layout import Layout, Piece
 from memstream.streaming.model import StreamingModel
 from memstream.streaming.row import Row
 
-OWN_REPLY = "a reply of this agent is still being streamed in this thread; iterate to its end, or close it"
 Compute = Callable[[Sequence[Row], Sequence[Piece], Sequence[Sequence[int]]], Tensor]
 
 
@@ -159,8 +157,9 @@ class Engine:
             tokens: ids.
             key: of the group.
         """
-        if self._beginning is not None and self._beginning.tokens == list(tokens):
-            snapshot.put(self.cache, row, self._beginning.tensors, self._beginning.plain)
+        known = self._beginning
+        if known is not None and known.tokens == list(tokens):
+            snapshot.put(self.cache, row, known.tensors, known.plain)
             return
         row.layout.open_group(key)
         self.feed(row, tokens)
@@ -270,70 +269,3 @@ class Engine:
             self._decoders[len(rows)] = Decode(self.model, self.cache, rows=len(rows))
         decode = self._decoders[len(rows)]
         return decode([row.index for row in rows], pieces, [token for (token,) in tokens])
-
-
-class TurnQueue:
-    """One turn at a time; other threads wait. Waiting for oneself would be for ever, so it is an error."""
-
-    PATIENCE_S = 2.0  # a turn that this thread began may be resumed by another one
-    QUIET_S = 0.25  # after which nobody seems to wait for the next piece of a reply
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-        self._steps = 0
-        self._suspended: float | None = None  # since when the turn's caller has the latest piece
-
-    def enter(self, cancelled: Callable[[], bool]) -> bool:
-        """Waits for its turn; returns False where it was cancelled meanwhile.
-
-        Raises:
-            BusyError: the running turn waits for this very thread to go on.
-        """
-        seen, since = -1, time.monotonic()
-        while not self._lock.acquire(timeout=0.05):
-            if cancelled():
-                return False
-            if self._owner != threading.get_ident() or seen != self._steps:
-                seen, since = self._steps, time.monotonic()
-            elif time.monotonic() - since > self.PATIENCE_S:
-                raise BusyError(OWN_REPLY)
-        self.resumed()
-        return True
-
-    def try_enter(self) -> bool:
-        """Takes its turn where nobody has it; never waits."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        self.resumed()
-        return True
-
-    def is_mine(self) -> bool:
-        """True where this very thread was the last to live the running turn."""
-        return self._lock.locked() and self._owner == threading.get_ident()
-
-    def resumed(self) -> None:
-        """Notes which thread lives the turn now: the one that asked for its next piece."""
-        self._owner = threading.get_ident()
-        self._steps += 1
-        self._suspended = None
-
-    def suspended(self) -> None:
-        """Notes that the turn's caller has a piece, and the turn goes on when it asks for the next."""
-        self._suspended = time.monotonic()
-
-    def is_quiet(self) -> bool:
-        """True while no turn is lived, or the one that is was left standing by its caller."""
-        since = self._suspended
-        return not self._lock.locked() or (since is not None and time.monotonic() - since > self.QUIET_S)
-
-    def leave(self) -> None:
-        """Lets the next one in."""
-        self._owner = self._suspended = None
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        self.enter(lambda: False)
-
-    def __exit__(self, *exception: object) -> None:
-        self.leave()

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 from memstream.batching import Batch
 from memstream.conversation import Conversation
-from memstream.engine import OWN_REPLY, TurnQueue
 from memstream.errors import BusyError, ConversationBusyError
 from memstream.memory import Memory, Scope
+from memstream.queues import OWN_REPLY, Place, TurnQueue, Waiting
 from memstream.template import ChatTemplate
 
 _POLL_S = 0.05
-_ROW_POLL_S = 0.01
+_QUIET_POLL_S = 0.01
 
 
 class Residents:
@@ -28,14 +28,17 @@ class Residents:
         batch: has the rows.
         template: renders turns.
         system: system text of conversations that are given no other, or None.
+        max_waiting: so many turns may wait for a row, or for an earlier turn; None: any number.
     """
 
-    def __init__(self, batch: Batch, template: ChatTemplate, *, system: str | None) -> None:
+    def __init__(
+        self, batch: Batch, template: ChatTemplate, *, system: str | None, max_waiting: int | None = None
+    ) -> None:
         self._batch, self._template, self._system = batch, template, system
         self._open: dict[Scope, Conversation] = {}
         self._n_users: dict[Scope, int] = {}  # sessions per open conversation
         self._registry = threading.Lock()
-        self._moving = threading.Lock()  # one conversation at a time comes into a row
+        self._waiting = Waiting(max_waiting)
         self.closed = False
 
     def acquire(self, scope: Scope, memory: Memory, wait_s: float) -> Conversation:
@@ -94,15 +97,29 @@ class Residents:
                 conversation.handle.close()
                 return True
 
+    def enter(self, conversation: Conversation, cancelled: Callable[[], bool]) -> bool:
+        """Takes the conversation's queue, once its earlier turns are over; False where it was cancelled meanwhile.
+
+        Raises:
+            OverloadedError: it would have to wait, and as many turns as may wait do already.
+            BusyError: the running turn waits for this very thread to go on.
+        """
+        if conversation.queue.try_enter():
+            return True
+        with self._waiting.counted():
+            return conversation.queue.enter(cancelled)
+
     def make_resident(self, conversation: Conversation, cancelled: Callable[[], bool]) -> bool:
         """Gives the conversation a row, where need be that of the one unused for longest, which is saved first.
 
-        For whoever has the conversation's queue. Waits while every row has a running turn.
+        For whoever has the conversation's queue. Waits while every row has a running turn, the first come the first
+        served. Rows are given to one conversation at a time, and filled by several at once.
 
         Returns:
             False where it was cancelled meanwhile.
 
         Raises:
+            OverloadedError: no row is free, and as many turns as may wait do already.
             BusyError: the conversation was closed; or every row has a turn that waits for this very thread.
         """
         with self._registry:
@@ -110,33 +127,47 @@ class Residents:
                 raise BusyError("this conversation was closed meanwhile; open another session")
         conversation.used = time.monotonic()
         conversation.check_forgotten()
-        if conversation.row is not None:
-            return True
-        patience: float | None = None
-        while True:
-            with self._moving:
-                if self._batch.engine.has_free_row or self._make_room(conversation):
-                    conversation.load()
-                    return True
-            if not all(other.queue.is_mine() for other in self._resident(conversation)):
-                patience = None
-            elif patience is None:
-                patience = time.monotonic() + TurnQueue.PATIENCE_S
-            elif time.monotonic() > patience:
-                raise BusyError(OWN_REPLY)
-            if cancelled():
+        if conversation.row is None:
+            if not self._reserve(conversation, cancelled):
                 return False
-            time.sleep(_ROW_POLL_S)
+            conversation.load()
+        return True
 
-    def _resident(self, besides: Conversation) -> list[Conversation]:
-        """Conversations with a row, the one unused for longest first."""
+    def _reserve(self, conversation: Conversation, cancelled: Callable[[], bool]) -> bool:
+        """Waits for a row; False where it was cancelled meanwhile."""
+        with self._waiting.in_line() as place:
+            if self._give_row(conversation, place):
+                return True
+            with self._waiting.counted():
+                patience = time.monotonic() + TurnQueue.PATIENCE_S
+                while not self._give_row(conversation, place):
+                    if not all(other.queue.is_mine() for other in self._resident()):
+                        patience = time.monotonic() + TurnQueue.PATIENCE_S
+                    elif time.monotonic() > patience:
+                        raise BusyError(OWN_REPLY)
+                    if cancelled():
+                        return False
+                    place.wait()
+        return True
+
+    def _give_row(self, conversation: Conversation, place: Place) -> bool:
+        """Reserves a row for a conversation that is next; False where it is not, or there is none."""
+        if not place.is_next():
+            return False
+        while not self._batch.engine.has_free_row:
+            if not self._make_room():
+                return False
+        conversation.reserve()
+        return True
+
+    def _resident(self) -> list[Conversation]:
+        """Conversations with a row."""
         with self._registry:
-            found = [other for other in self._open.values() if other.row is not None and other is not besides]
-        return sorted(found, key=lambda other: other.used)
+            return [conversation for conversation in self._open.values() if conversation.row is not None]
 
-    def _make_room(self, conversation: Conversation) -> bool:
-        """Saves one conversation whose turn is over, and frees its row."""
-        for other in self._resident(conversation):
+    def _make_room(self) -> bool:
+        """Saves the conversation unused for longest whose turn is over, and frees its row."""
+        for other in sorted(self._resident(), key=lambda other: other.used):
             if other.queue.try_enter():
                 try:
                     if other.row is not None:
@@ -180,7 +211,7 @@ class Residents:
                 patience = time.monotonic() + TurnQueue.PATIENCE_S
             elif time.monotonic() > patience:
                 raise BusyError(OWN_REPLY)
-            time.sleep(_ROW_POLL_S)
+            time.sleep(_QUIET_POLL_S)
 
     def is_quiet(self) -> bool:
         """True while no turn is lived, or those that are were left standing by their callers."""
