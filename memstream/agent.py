@@ -51,6 +51,7 @@ from memstream.report import Added, AddedDocuments, Clock, ForgetReceipt, Recall
 from memstream.residents import Residents
 from memstream.session import Call, Session
 from memstream.streaming.model import StreamingModel
+from memstream.swap import swap_room
 from memstream.template import ChatTemplate, eos_ids_of
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,9 @@ class Agent:
             from turns, in order, to a text.
         rows: how many conversations have a cache of their own, and reply at once from as many threads; their tokens
             are decoded together. The others wait for a row, as snapshots.
+        swap_bytes: what conversations without a row may take, in memory and in files beside the store; those unused for
+            longest go first, and are read again from their turns when they talk. None: a tenth of the memory and of
+            the disk space that are free now.
         max_waiting: so many turns may wait for a row, or for an earlier turn of their conversation; one more is
             refused at once. None: any number may.
         reranker: reads the best hits again and puts them in order: a ``Reranker``, or the folder or hub id of a
@@ -111,6 +115,7 @@ class Agent:
         embedder: Embedder | None = None,
         summarizer: SummarizerChoice | Summarizer = "extractive",
         rows: int = 1,
+        swap_bytes: int | None = None,
         max_waiting: int | None = None,
         reranker: Reranker | str | os.PathLike[str] | None = None,
         retention_days: float | None = None,
@@ -124,7 +129,7 @@ class Agent:
         self.namespace = namespace
         self.system = system
         self.retention = retention_of(retention_days)
-        max_waiting = limit_of("max_waiting", max_waiting)
+        max_waiting, swap_bytes = limit_of("max_waiting", max_waiting), limit_of("swap_bytes", swap_bytes)
         self.cache = cache or CacheConfig()
         self.generation = generation or GenerationConfig()
         self._processors = logits_processors
@@ -170,7 +175,11 @@ class Agent:
             opened.close()
             raise
         self._residents = Residents(
-            Batch(self._engine, most=rows), self._template, system=system, max_waiting=max_waiting
+            Batch(self._engine, most=rows),
+            self._template,
+            system=system,
+            swap=swap_room(swap_bytes, opened.path),
+            max_waiting=max_waiting,
         )
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
@@ -203,7 +212,7 @@ class Agent:
         }
         plain = (
             "model", "system", "store", "namespace", "summarizer", "reranker", "retention_days", "chat_template",
-            "device", "weights", "revision", "rows", "max_waiting",
+            "device", "weights", "revision", "rows", "swap_bytes", "max_waiting",
         )  # fmt: skip
         unknown = sorted(set(values) - set(tables) - set(plain))
         if unknown:
@@ -430,7 +439,7 @@ class Agent:
         """``forget`` in the scope of an open conversation."""
         seen = self._residents.sharing_memory(scope)
         with self._residents.paused(seen):
-            caches = sum(conversation.row is not None for conversation in seen)
+            caches = sum(conversation.is_cached for conversation in seen)
             try:
                 receipt = self.memory.forget(scope, id)
             finally:

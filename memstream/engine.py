@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +25,29 @@ class Beginning(NamedTuple):
     """What a row held after its first tokens."""
 
     tokens: list[int]
-    tensors: dict[str, Tensor]
-    plain: dict[str, Any]
+    state: snapshot.State
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done since an engine was made. Only ever more; see ``EngineState``."""
+
+    steps: int = 0
+    tokens: int = 0
+    prefill_tokens: int = 0
+    evictions: int = 0
+    swap_outs: int = 0
+    swap_out_ms: float = 0.0
+    swap_ins: int = 0
+    swap_in_ms: float = 0.0
+    rebuilds: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, **numbers: float) -> None:
+        """Adds to some of them; from any thread."""
+        with self._lock:
+            for name, number in numbers.items():
+                setattr(self, name, getattr(self, name) + number)
 
 
 class Engine:
@@ -42,6 +64,7 @@ class Engine:
 
     Attributes:
         lock: held for one forward, of a piece or a token, at a time.
+        counts: what was done so far.
 
     Raises:
         ConfigError: the cache is larger than the model allows.
@@ -58,6 +81,7 @@ class Engine:
         self._beginning: Beginning | None = None
         self._free = list(range(rows))
         self.lock = lock or threading.RLock()
+        self.counts = Counts()
 
     @property
     def cache_bytes(self) -> int:
@@ -117,11 +141,20 @@ class Engine:
             assert row.index not in self._free
             self._free.append(row.index)
 
+    def take(self, row: Row) -> snapshot.State:
+        """Copies a row's whole state into host memory; ``put`` goes on with it bit for bit."""
+        tensors, plain = snapshot.take(self.cache, row)
+        return {name: tensor.cpu() for name, tensor in tensors.items()}, plain
+
+    def put(self, row: Row, state: snapshot.State) -> None:
+        """Puts what ``take`` returned into a row that was just admitted, with as many pinned tokens."""
+        snapshot.put(self.cache, row, *state)
+
     def step(self, rows: Sequence[Row], tokens: Sequence[int]) -> None:
         """Feeds one token to each of several rows in one forward, and renews their ``logits``."""
         with self.lock:
             for row in rows:
-                row.make_room()
+                self._make_room(row)
             logits = self._forward(rows, [[token] for token in tokens], self._decode)
         for row, last in zip(rows, logits, strict=True):
             row.logits = last
@@ -159,12 +192,12 @@ class Engine:
         """
         known = self._beginning
         if known is not None and known.tokens == list(tokens):
-            snapshot.put(self.cache, row, known.tensors, known.plain)
+            snapshot.put(self.cache, row, *known.state)
             return
         row.layout.open_group(key)
         self.feed(row, tokens)
         row.layout.close_group()
-        self._beginning = Beginning(list(tokens), *snapshot.take(self.cache, row))
+        self._beginning = Beginning(list(tokens), snapshot.take(self.cache, row))
 
     def retract(self, row: Row, n: int) -> None:
         """Takes back the last ``n`` tokens of the open group, or as many as it still has in the window.
@@ -234,12 +267,16 @@ class Engine:
         done = 0
         while done < len(tokens):
             with self.lock:
-                row.make_room()
+                self._make_room(row)
                 n = min(row.layout.room(), self.config.chunk_tokens, len(tokens) - done)
                 piece = tokens[done : done + n]
                 hidden = self._forward([row], [piece], self._prefill)[0]
             yield piece, hidden
             done += n
+
+    def _make_room(self, row: Row) -> None:
+        if n := row.make_room():
+            self.counts.add(evictions=n)
 
     def _forward(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], compute: Compute) -> Tensor:
         """Appends a piece of equal length to each row, which has room for it, and computes it."""
@@ -261,11 +298,15 @@ class Engine:
 
     def _prefill(self, rows: Sequence[Row], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
         """Hidden states [B, n, E] of a piece in each row."""
-        return self.model.forward(self.cache, [row.index for row in rows], pieces, tokens)
+        hidden = self.model.forward(self.cache, [row.index for row in rows], pieces, tokens)
+        self.counts.add(prefill_tokens=sum(map(len, tokens)))
+        return hidden
 
     def _decode(self, rows: Sequence[Row], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
         """Logits [B, V] float32 after one token in each row."""
         if len(rows) not in self._decoders:
             self._decoders[len(rows)] = Decode(self.model, self.cache, rows=len(rows))
         decode = self._decoders[len(rows)]
-        return decode([row.index for row in rows], pieces, [token for (token,) in tokens])
+        logits = decode([row.index for row in rows], pieces, [token for (token,) in tokens])
+        self.counts.add(steps=1, tokens=len(rows))
+        return logits

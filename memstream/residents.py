@@ -12,6 +12,7 @@ from memstream.conversation import Conversation
 from memstream.errors import BusyError, ConversationBusyError
 from memstream.memory import Memory, Scope
 from memstream.queues import OWN_REPLY, Place, TurnQueue, Waiting
+from memstream.swap import SwapRoom
 from memstream.template import ChatTemplate
 
 _POLL_S = 0.05
@@ -28,16 +29,18 @@ class Residents:
         batch: has the rows.
         template: renders turns.
         system: system text of conversations that are given no other, or None.
+        swap: how many bytes those without a row may take.
         max_waiting: so many turns may wait for a row, or for an earlier turn; None: any number.
     """
 
     def __init__(
-        self, batch: Batch, template: ChatTemplate, *, system: str | None, max_waiting: int | None = None
+        self, batch: Batch, template: ChatTemplate, *, system: str | None, swap: SwapRoom, max_waiting: int | None
     ) -> None:
         self._batch, self._template, self._system = batch, template, system
         self._open: dict[Scope, Conversation] = {}
         self._n_users: dict[Scope, int] = {}  # sessions per open conversation
         self._registry = threading.Lock()
+        self._swap = swap
         self._waiting = Waiting(max_waiting)
         self.closed = False
 
@@ -89,7 +92,7 @@ class Residents:
                 self._n_users[scope] -= 1
                 last = not self._n_users[scope]
             if last:
-                conversation.unload() if save else conversation.drop()
+                self._save(conversation) if save else conversation.drop()
             with self._registry:
                 if not last or self._n_users[scope]:  # somebody opened it meanwhile
                     return False
@@ -130,6 +133,7 @@ class Residents:
         if conversation.row is None:
             if not self._reserve(conversation, cancelled):
                 return False
+            self._spill(self._swap.memory, besides=conversation)
             conversation.load()
         return True
 
@@ -166,16 +170,42 @@ class Residents:
             return [conversation for conversation in self._open.values() if conversation.row is not None]
 
     def _make_room(self) -> bool:
-        """Saves the conversation unused for longest whose turn is over, and frees its row."""
+        """Parks the conversation unused for longest whose turn is over, and frees its row."""
         for other in sorted(self._resident(), key=lambda other: other.used):
             if other.queue.try_enter():
                 try:
                     if other.row is not None:
-                        other.unload()
+                        other.park()
                         return True
                 finally:
                     other.queue.leave()
         return False
+
+    def _parked(self, *, besides: Conversation | None = None) -> list[Conversation]:
+        """Conversations with a state in memory."""
+        with self._registry:
+            opened = list(self._open.values())
+        return [other for other in opened if other.swapped.memory_bytes and other is not besides]
+
+    def _save(self, conversation: Conversation) -> None:
+        """Writes a conversation into its file, which together with the other files and what is in memory has room."""
+        others = sum(other.swapped.memory_bytes for other in self._parked(besides=conversation))
+        conversation.save(max(0, self._swap.total - others))
+
+    def _spill(self, most_bytes: int, *, besides: Conversation | None = None) -> None:
+        """Moves states from memory into files, those unused for longest first, until the rest takes little enough."""
+        parked = self._parked(besides=besides)
+        n_bytes = sum(conversation.swapped.memory_bytes for conversation in parked)
+        for conversation in sorted(parked, key=lambda conversation: conversation.used):
+            if n_bytes <= most_bytes:
+                return
+            if conversation.queue.try_enter():
+                try:
+                    n_bytes -= conversation.swapped.memory_bytes
+                    if conversation.row is None:
+                        self._save(conversation)
+                finally:
+                    conversation.queue.leave()
 
     def sharing_memory(self, scope: Scope) -> list[Conversation]:
         """Open conversations that may have recalled something of a scope's: of shared knowledge, all of a namespace."""
@@ -236,11 +266,12 @@ class Residents:
             if self.closed:
                 return False
             self.closed = True
-            opened = list(self._open.values())
+            opened = sorted(self._open.values(), key=lambda conversation: conversation.used)
         for conversation in opened:
-            with conversation.queue, self._registry:
-                conversation.unload()
-                conversation.handle.close()
-                self._open.pop(conversation.handle.scope, None)
-                self._n_users.pop(conversation.handle.scope, None)
+            with conversation.queue:
+                self._save(conversation)
+                with self._registry:
+                    conversation.handle.close()
+                    self._open.pop(conversation.handle.scope, None)
+                    self._n_users.pop(conversation.handle.scope, None)
         return True

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 # Room -> rooms it may import. Every other room may import config, report and errors.
 PLAIN = {"config", "report", "errors"}
-BELOW_AGENT = {"memory", "stores", "batching", "engine", "queues", "streaming", "models"}
-AGENT = {"template", "model_summarizer", "conversation", "residents", "session", "agent"}
+BELOW_AGENT = {"memory", "stores", "batching", "engine", "machine", "queues", "streaming", "models"}
+AGENT = {"swap", "template", "model_summarizer", "conversation", "residents", "session", "agent"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
@@ -25,15 +25,17 @@ ALLOWED: dict[str, set[str]] = {
     "streaming": {"kernels", "models"},
     "engine": {"streaming", "kernels", "models"},
     "batching": {"engine", "streaming"},
+    "machine": set(),
     "queues": set(),
     "memory": {"stores", "models"},
     # The agent and its parts.
+    "swap": {"machine", "memory", "streaming"},
     "template": {"models"},
     "model_summarizer": BELOW_AGENT | {"template"},
-    "conversation": BELOW_AGENT | {"template"},
-    "residents": BELOW_AGENT | {"template", "conversation"},
+    "conversation": BELOW_AGENT | {"swap", "template"},
+    "residents": BELOW_AGENT | {"swap", "template", "conversation"},
     "session": BELOW_AGENT | {"conversation", "agent"},  # a session is a handle on its agent
-    "agent": BELOW_AGENT | {"template", "model_summarizer", "conversation", "residents", "session"},
+    "agent": BELOW_AGENT | {"swap", "template", "model_summarizer", "conversation", "residents", "session"},
     # The front doors.
     "replay": BELOW_AGENT | AGENT,
     "demo": BELOW_AGENT | AGENT,
