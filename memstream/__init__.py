@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from memstream.replay import Replay, ReplayConfig
-    from memstream.report import Citation, Evicted, ForgetReceipt, Recalled, Reply, Timings, Usage, Why
+    from memstream.report import Citation, EngineState, Evicted, ForgetReceipt, Recalled, Reply, Timings, Usage, Why
     from memstream.session import Session
 
 __version__ = "0.1.0"
@@ -60,7 +60,17 @@ _HOMES = {
         "UnsupportedModelError",
     ),
     "memstream.replay": ("Replay", "ReplayConfig"),
-    "memstream.report": ("Citation", "Evicted", "ForgetReceipt", "Recalled", "Reply", "Timings", "Usage", "Why"),
+    "memstream.report": (
+        "Citation",
+        "EngineState",
+        "Evicted",
+        "ForgetReceipt",
+        "Recalled",
+        "Reply",
+        "Timings",
+        "Usage",
+        "Why",
+    ),
     "memstream.session": ("Session",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -74,6 +84,7 @@ __all__ = [
     "ConfigError",
     "ConversationBusyError",
     "DimensionMismatchError",
+    "EngineState",
     "Evicted",
     "ForgetReceipt",
     "GenerationConfig",

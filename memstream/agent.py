@@ -35,9 +35,9 @@ from memstream.memory import (
     CrossEncoderReranker,
     Document,
     Embedder,
-    Hourly,
     Memory,
     Part,
+    Regularly,
     Reranker,
     Scope,
     SentenceTransformerEmbedder,
@@ -47,12 +47,13 @@ from memstream.memory import (
 )
 from memstream.model_summarizer import ModelSummarizer
 from memstream.models import DEFAULT_MODEL, LoadedModel, fingerprint_of, load_model
-from memstream.report import Added, AddedDocuments, Clock, ForgetReceipt, Recalled, Reply, Usage
+from memstream.report import Added, AddedDocuments, Clock, EngineState, ForgetReceipt, Recalled, Reply, Usage
 from memstream.residents import Residents
 from memstream.session import Call, Session
 from memstream.streaming.model import StreamingModel
 from memstream.swap import swap_room
 from memstream.template import ChatTemplate, eos_ids_of
+from memstream.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -181,13 +182,15 @@ class Agent:
             swap=swap_room(swap_bytes, opened.path),
             max_waiting=max_waiting,
         )
+        self._watch = Watch(self._residents, self._engine, opened.path)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
         self._keeping = threading.Lock()
         self._passing: Memory | None = None  # of conversations that are not kept
-        self._hourly: Hourly | None = None
+        self._hourly: Regularly | None = None
         if self.retention is not None:
-            self._hourly = Hourly(self._expire)  # also now, before anything is recalled
+            self._expire()  # before anything is recalled
+            self._hourly = Regularly("retention", self._expire, every_s=3600.0)
         if self.memory.config.enabled:
             self.memory.warm_up()
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -462,8 +465,12 @@ class Agent:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the key/value cache, and of the summarising model's; they never change."""
+        """Bytes of the key/value cache, and of the summarising model's. They change only where memory runs out."""
         return self._engine.cache_bytes + (self._summarizer.cache_bytes if self._summarizer is not None else 0)
+
+    def state(self) -> EngineState:
+        """What the rows, the conversations and the memory are like now, and what was done so far."""
+        return dataclasses.replace(self._watch.state(), cache_bytes=self.cache_bytes)
 
     def release(self, conversation: Conversation) -> None:
         """Takes note that a session was closed; with the last one the conversation is saved and given up."""
@@ -490,6 +497,7 @@ class Agent:
             session.end_calls()
         if self._hourly is not None:
             self._hourly.stop()
+        self._watch.stop()
         if self._residents.close():
             if self._summarizer is not None:
                 self._summarizer.stop()

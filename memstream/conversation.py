@@ -8,13 +8,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from memstream.batching import Batch
 from memstream.config import GenerationConfig
-from memstream.errors import CapacityError, InputError
+from memstream.errors import CapacityError, InputError, StoreError
+from memstream.machine import out_of_memory
 from memstream.memory import ConversationHandle, Memory, Turn
 from memstream.queues import TurnQueue
 from memstream.report import Evicted, Held, Occupancy, Recalled
@@ -142,7 +144,8 @@ class Conversation:
         row, began = self.resident, time.perf_counter()
         try:
             self._n_forgotten = self.handle.n_forgotten()
-            if (state := self.swapped.find(self._state_name)) is not None:
+            state = self.engine.relieved(partial(self.swapped.find, self._state_name))
+            if state is not None:
                 self.engine.put(row, state)
                 keys = [group.key for group in row.layout.closed if isinstance(group.key, int) and group.key != OPENING]
                 turns = self.handle.turns(first=min(keys)) if keys else []
@@ -150,6 +153,7 @@ class Conversation:
                 self.engine.counts.add(swap_ins=1, swap_in_ms=1e3 * (time.perf_counter() - began))
             else:
                 self._rebuild()
+                self.engine.counts.add(rebuilds=len(self.window) > 0)
             self.swapped.drop()
             self.handle.window_begins(self.window[0].key if self.window else self.handle.next_sequence())
         except BaseException:
@@ -177,6 +181,10 @@ class Conversation:
             if self.row.logits is not None:
                 self.swapped.keep(self._state_name, self.engine.take(self.row))
                 self.engine.counts.add(swap_outs=1, swap_out_ms=1e3 * (time.perf_counter() - began))
+        except Exception as error:
+            if not isinstance(error, StoreError) and not out_of_memory(error):
+                raise
+            log.warning("%s; the conversation will be rebuilt from its stored turns", error)
         finally:
             self._leave()
 

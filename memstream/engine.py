@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from memstream.config import CacheConfig
+from memstream.counts import Counts
 from memstream.errors import CapacityError
+from memstream.machine import out_of_memory
 from memstream.streaming import snapshot
 from memstream.streaming.decode import Decode
 from memstream.streaming.layout import Layout, Piece
 from memstream.streaming.model import StreamingModel
 from memstream.streaming.row import Row
 
+T = TypeVar("T")
 Compute = Callable[[Sequence[Row], Sequence[Piece], Sequence[Sequence[int]]], Tensor]
 
 
@@ -28,33 +31,12 @@ class Beginning(NamedTuple):
     state: snapshot.State
 
 
-@dataclass(slots=True)
-class Counts:
-    """What was done since an engine was made. Only ever more; see ``EngineState``."""
-
-    steps: int = 0
-    tokens: int = 0
-    prefill_tokens: int = 0
-    evictions: int = 0
-    swap_outs: int = 0
-    swap_out_ms: float = 0.0
-    swap_ins: int = 0
-    swap_in_ms: float = 0.0
-    rebuilds: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def add(self, **numbers: float) -> None:
-        """Adds to some of them; from any thread."""
-        with self._lock:
-            for name, number in numbers.items():
-                setattr(self, name, getattr(self, name) + number)
-
-
 class Engine:
     """One model and its fixed cache of R rows, one conversation each.
 
     Rows are ragged: each has its own lengths, starts and shifts. Safe to use from several threads as long as each row
-    is used by one at a time; forwards take turns.
+    is used by one at a time; forwards take turns. A forward that finds no memory is tried once more, with fewer rows
+    and after ``relieve``.
 
     Args:
         model: the model.
@@ -65,6 +47,9 @@ class Engine:
     Attributes:
         lock: held for one forward, of a piece or a token, at a time.
         counts: what was done so far.
+        rows: of the cache.
+        rows_allowed: how many of them may be taken; fewer where memory is short.
+        relieve: called where memory ran out, and must give some back or raise; None: nothing is tried again.
 
     Raises:
         ConfigError: the cache is larger than the model allows.
@@ -79,19 +64,28 @@ class Engine:
         self.cache = model.new_cache(cache, rows=rows)
         self._decoders: dict[int, Decode] = {}  # by how many rows they decode at once
         self._beginning: Beginning | None = None
+        self.rows = self.rows_allowed = rows
         self._free = list(range(rows))
+        self._taken: dict[int, Row] = {}  # by index
         self.lock = lock or threading.RLock()
+        self._storage = threading.Lock()  # a row's slots are copied, or all of them moved; taken before ``lock``
         self.counts = Counts()
+        self.relieve: Callable[[], None] | None = None
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the whole cache; never changes."""
+        """Bytes of the whole cache."""
         return self.cache.bytes
 
     @property
     def has_free_row(self) -> bool:
         """Whether ``admit`` would find a row."""
-        return bool(self._free)
+        return bool(self._free) and len(self._taken) < self.rows_allowed
+
+    @property
+    def n_taken(self) -> int:
+        """Rows that were admitted and have not left."""
+        return len(self._taken)
 
     def pinned(self, pinned_tokens: int) -> int:
         """How many tokens are pinned for a system turn of this length.
@@ -122,36 +116,75 @@ class Engine:
         """
         sinks = self.pinned(pinned_tokens)
         with self.lock:
-            if not self._free:
+            if not self.has_free_row:
                 raise CapacityError("all rows are taken; another conversation has to leave first")
-            index = self._free.pop(0)
-        config = self.config
-        layout = Layout(
-            cache_tokens=config.total,
-            sink_tokens=sinks,
-            memory_tokens=config.memory_tokens,
-            evict_tokens=config.evict_tokens,
-            memory_position=config.memory_position,
-        )
-        return Row(index, layout)
+            config, index = self.config, self._free.pop(0)
+            layout = Layout(
+                cache_tokens=config.total,
+                sink_tokens=sinks,
+                memory_tokens=config.memory_tokens,
+                evict_tokens=config.evict_tokens,
+                memory_position=config.memory_position,
+            )
+            self._taken[index] = Row(index, layout)
+            return self._taken[index]
 
     def leave(self, row: Row) -> None:
         """Frees the row for another conversation."""
         with self.lock:
-            assert row.index not in self._free
+            del self._taken[row.index]
             self._free.append(row.index)
+
+    def resize(self, rows: int) -> None:
+        """Makes the cache anew with another number of rows, though no fewer than are taken, and what decodes in it.
+
+        Rows that are taken get other numbers and keep what they hold, so that running turns do not notice.
+
+        Raises:
+            Exception: there is no memory for it; every row that is taken is as it was.
+        """
+        with self._storage, self.lock:
+            rows = max(rows, len(self._taken), 1)
+            free = [index for index in range(rows) if index not in self._taken]
+            for index in [index for index in self._taken if index >= rows]:
+                row = self._taken.pop(index)
+                self.cache.move(index, free[0])
+                row.index = free.pop(0)
+                self._taken[row.index] = row
+            self._decoders.clear()
+            before, self.rows = self.rows, min(rows, self.rows)
+            self._free = [index for index in free if index < before]
+            self.cache.resize(rows)
+            self.rows, self._free = rows, free
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def take(self, row: Row) -> snapshot.State:
         """Copies a row's whole state into host memory; ``put`` goes on with it bit for bit."""
-        tensors, plain = snapshot.take(self.cache, row)
+        with self._storage:
+            tensors, plain = snapshot.take(self.cache, row)
         return {name: tensor.cpu() for name, tensor in tensors.items()}, plain
 
     def put(self, row: Row, state: snapshot.State) -> None:
         """Puts what ``take`` returned into a row that was just admitted, with as many pinned tokens."""
-        snapshot.put(self.cache, row, *state)
+        with self._storage:
+            snapshot.put(self.cache, row, *state)
 
     def step(self, rows: Sequence[Row], tokens: Sequence[int]) -> None:
         """Feeds one token to each of several rows in one forward, and renews their ``logits``."""
+        try:
+            self._step(rows, tokens)
+        except (MemoryError, RuntimeError) as error:
+            if self.relieve is None or not out_of_memory(error):
+                raise
+        else:
+            return
+        self.relieve()
+        half = -(-len(rows) // 2)
+        for first in range(0, len(rows), half):
+            self._step(rows[first : first + half], tokens[first : first + half])
+
+    def _step(self, rows: Sequence[Row], tokens: Sequence[int]) -> None:
         with self.lock:
             for row in rows:
                 self._make_room(row)
@@ -192,12 +225,13 @@ class Engine:
         """
         known = self._beginning
         if known is not None and known.tokens == list(tokens):
-            snapshot.put(self.cache, row, *known.state)
+            self.put(row, known.state)
             return
         row.layout.open_group(key)
         self.feed(row, tokens)
         row.layout.close_group()
-        self._beginning = Beginning(list(tokens), snapshot.take(self.cache, row))
+        with self._storage:
+            self._beginning = Beginning(list(tokens), snapshot.take(self.cache, row))
 
     def retract(self, row: Row, n: int) -> None:
         """Takes back the last ``n`` tokens of the open group, or as many as it still has in the window.
@@ -256,8 +290,7 @@ class Engine:
         done = 0
         while done < len(tokens):
             n = min(self.config.chunk_tokens, len(tokens) - done)
-            with self.lock:
-                self._prefill([row], [layout.memory_piece(done, n)], [tokens[done : done + n]])
+            self.relieved(partial(self._memory_piece, row, done, tokens[done : done + n]))
             done += n
         layout.memory, row.memory_ids = len(tokens), list(tokens)
         return done
@@ -266,13 +299,30 @@ class Engine:
         """Computes tokens piece by piece; yields each piece's ids and hidden states [n, E]."""
         done = 0
         while done < len(tokens):
-            with self.lock:
-                self._make_room(row)
-                n = min(row.layout.room(), self.config.chunk_tokens, len(tokens) - done)
-                piece = tokens[done : done + n]
-                hidden = self._forward([row], [piece], self._prefill)[0]
+            piece, hidden = self.relieved(partial(self._piece, row, tokens, done))
             yield piece, hidden
-            done += n
+            done += len(piece)
+
+    def _piece(self, row: Row, tokens: Sequence[int], done: int) -> tuple[Sequence[int], Tensor]:
+        with self.lock:
+            self._make_room(row)
+            n = min(row.layout.room(), self.config.chunk_tokens, len(tokens) - done)
+            piece = tokens[done : done + n]
+            return piece, self._forward([row], [piece], self._prefill)[0]
+
+    def _memory_piece(self, row: Row, done: int, tokens: Sequence[int]) -> None:
+        with self.lock:
+            self._prefill([row], [row.layout.memory_piece(done, len(tokens))], [tokens])
+
+    def relieved(self, compute: Callable[[], T]) -> T:
+        """What is computed; where memory ran out, once more after some was given back."""
+        try:
+            return compute()
+        except (MemoryError, RuntimeError) as error:
+            if self.relieve is None or not out_of_memory(error):
+                raise
+        self.relieve()
+        return compute()
 
     def _make_room(self, row: Row) -> None:
         if n := row.make_room():
@@ -280,12 +330,9 @@ class Engine:
 
     def _forward(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], compute: Compute) -> Tensor:
         """Appends a piece of equal length to each row, which has room for it, and computes it."""
-        pieces = []
         for row, ids in zip(rows, tokens, strict=True):
-            back, arcs = row.layout.rebase(self.limit, len(ids))
-            if back:
-                self.model.rebase(self.cache, row.index, arcs, back)
-            pieces.append(row.layout.append(len(ids)))
+            self._rebase(row, len(ids))
+        pieces = [row.layout.append(len(ids)) for row, ids in zip(rows, tokens, strict=True)]
         try:
             computed = compute(rows, pieces, tokens)
         except BaseException:
@@ -295,6 +342,17 @@ class Engine:
         for row, piece, ids in zip(rows, pieces, tokens, strict=True):
             row.note(ids, piece.position)
         return computed
+
+    def _rebase(self, row: Row, n: int) -> None:
+        back, arcs = row.layout.rebase(self.limit, n)
+        if not back:
+            return
+        try:
+            self.model.rebase(self.cache, row.index, arcs, back)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise CapacityError("memory ran out while keys were turned back; the row has to be filled anew") from error
 
     def _prefill(self, rows: Sequence[Row], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
         """Hidden states [B, n, E] of a piece in each row."""

@@ -53,6 +53,10 @@ class TurnQueue:
         """True where this very thread was the last to live the running turn."""
         return self._lock.locked() and self._owner == threading.get_ident()
 
+    def is_taken(self) -> bool:
+        """True while somebody has it."""
+        return self._lock.locked()
+
     def resumed(self) -> None:
         """Notes which thread lives the turn now: the one that asked for its next piece."""
         self._owner = threading.get_ident()

@@ -41,7 +41,7 @@ class Residents:
         self._n_users: dict[Scope, int] = {}  # sessions per open conversation
         self._registry = threading.Lock()
         self._swap = swap
-        self._waiting = Waiting(max_waiting)
+        self.waiting = Waiting(max_waiting)
         self.closed = False
 
     def acquire(self, scope: Scope, memory: Memory, wait_s: float) -> Conversation:
@@ -109,7 +109,7 @@ class Residents:
         """
         if conversation.queue.try_enter():
             return True
-        with self._waiting.counted():
+        with self.waiting.counted():
             return conversation.queue.enter(cancelled)
 
     def make_resident(self, conversation: Conversation, cancelled: Callable[[], bool]) -> bool:
@@ -133,16 +133,16 @@ class Residents:
         if conversation.row is None:
             if not self._reserve(conversation, cancelled):
                 return False
-            self._spill(self._swap.memory, besides=conversation)
+            self.spill(self._swap.memory, besides=conversation)
             conversation.load()
         return True
 
     def _reserve(self, conversation: Conversation, cancelled: Callable[[], bool]) -> bool:
         """Waits for a row; False where it was cancelled meanwhile."""
-        with self._waiting.in_line() as place:
+        with self.waiting.in_line() as place:
             if self._give_row(conversation, place):
                 return True
-            with self._waiting.counted():
+            with self.waiting.counted():
                 patience = time.monotonic() + TurnQueue.PATIENCE_S
                 while not self._give_row(conversation, place):
                     if not all(other.queue.is_mine() for other in self._resident()):
@@ -158,19 +158,27 @@ class Residents:
         """Reserves a row for a conversation that is next; False where it is not, or there is none."""
         if not place.is_next():
             return False
-        while not self._batch.engine.has_free_row:
-            if not self._make_room():
+        engine = self._batch.engine
+        while True:
+            if engine.has_free_row:
+                with engine.lock:
+                    if engine.has_free_row:  # still
+                        conversation.reserve()
+                        return True
+            elif not self.free_row():
                 return False
-        conversation.reserve()
-        return True
+
+    def opened(self) -> list[Conversation]:
+        """Conversations that are open now."""
+        with self._registry:
+            return list(self._open.values())
 
     def _resident(self) -> list[Conversation]:
         """Conversations with a row."""
-        with self._registry:
-            return [conversation for conversation in self._open.values() if conversation.row is not None]
+        return [conversation for conversation in self.opened() if conversation.row is not None]
 
-    def _make_room(self) -> bool:
-        """Parks the conversation unused for longest whose turn is over, and frees its row."""
+    def free_row(self) -> bool:
+        """Parks the conversation unused for longest whose turn is over; False where there is none."""
         for other in sorted(self._resident(), key=lambda other: other.used):
             if other.queue.try_enter():
                 try:
@@ -183,16 +191,14 @@ class Residents:
 
     def _parked(self, *, besides: Conversation | None = None) -> list[Conversation]:
         """Conversations with a state in memory."""
-        with self._registry:
-            opened = list(self._open.values())
-        return [other for other in opened if other.swapped.memory_bytes and other is not besides]
+        return [other for other in self.opened() if other.swapped.memory_bytes and other is not besides]
 
     def _save(self, conversation: Conversation) -> None:
         """Writes a conversation into its file, which together with the other files and what is in memory has room."""
         others = sum(other.swapped.memory_bytes for other in self._parked(besides=conversation))
         conversation.save(max(0, self._swap.total - others))
 
-    def _spill(self, most_bytes: int, *, besides: Conversation | None = None) -> None:
+    def spill(self, most_bytes: int, *, besides: Conversation | None = None) -> None:
         """Moves states from memory into files, those unused for longest first, until the rest takes little enough."""
         parked = self._parked(besides=besides)
         n_bytes = sum(conversation.swapped.memory_bytes for conversation in parked)
@@ -245,14 +251,11 @@ class Residents:
 
     def is_quiet(self) -> bool:
         """True while no turn is lived, or those that are were left standing by their callers."""
-        with self._registry:
-            return all(conversation.queue.is_quiet() for conversation in self._open.values())
+        return all(conversation.queue.is_quiet() for conversation in self.opened())
 
     def check_forgotten(self, cancelled: Callable[[], bool]) -> None:
         """Frees every row that has seen what was forgotten since; once its turn is over, unless cancelled before."""
-        with self._registry:
-            opened = list(self._open.values())
-        for conversation in opened:
+        for conversation in self.opened():
             if not conversation.queue.enter(cancelled):
                 return
             try:

@@ -103,5 +103,5 @@ class Swapped:
             if self._handle.make_room(n_bytes, room_bytes):
                 snapshot.save(path, *state, fingerprint=name)
                 self._handle.record_snapshot(name, self._handle.next_sequence() - 1, n_forgotten)
-        except StoreError as error:
+        except (StoreError, MemoryError) as error:
             log.warning("%s; the conversation will be rebuilt from its stored turns", error)

@@ -61,7 +61,7 @@ def test_one_turn_more_than_may_wait_is_refused_at_once(busy: Any) -> None:
     agent, _ = busy
     sessions = [agent.session(name=str(i)) for i in range(3)]
     turns = [Turn(sessions[0]), Turn(sessions[1])]
-    until(lambda: agent._residents._waiting.n == 2)
+    until(lambda: agent._residents.waiting.n == 2)
     refused = Turn(sessions[2])
     refused.join(20)
     assert isinstance(refused.raised, OverloadedError)
@@ -69,22 +69,22 @@ def test_one_turn_more_than_may_wait_is_refused_at_once(busy: Any) -> None:
     sessions[0].cancel()
     turns[0].join(20)
     assert turns[0].reply.finish_reason == "cancelled"
-    assert agent._residents._waiting.n == 1
+    assert agent._residents.waiting.n == 1
     later = Turn(sessions[2])
-    until(lambda: agent._residents._waiting.n == 2)
+    until(lambda: agent._residents.waiting.n == 2)
     for session in sessions[1:]:
         session.cancel()
     for turn in (turns[1], later):
         turn.join(20)
         assert turn.reply.finish_reason == "cancelled"
-    assert agent._residents._waiting.n == 0
+    assert agent._residents.waiting.n == 0
 
 
 def test_a_turn_behind_another_of_its_conversation_waits_too(busy: Any) -> None:
     agent, _ = busy
     session = agent.session(name="talks")
     turns = [Turn(session), Turn(session)]
-    until(lambda: agent._residents._waiting.n == 2)
+    until(lambda: agent._residents.waiting.n == 2)
     refused = Turn(session)
     refused.join(20)
     assert isinstance(refused.raised, OverloadedError)
@@ -101,7 +101,7 @@ def test_who_finds_a_row_does_not_wait(make: Any) -> None:
 
 def test_the_first_come_is_the_first_served(busy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, stream = busy
-    agent._residents._waiting._most = None
+    agent._residents.waiting._most = None
     served: list[str | None] = []
     reserve = Conversation.reserve
     monkeypatch.setattr(
@@ -111,7 +111,7 @@ def test_the_first_come_is_the_first_served(busy: Any, monkeypatch: pytest.Monke
     turns = []
     for n, name in enumerate(names, start=1):
         turns.append(Turn(agent.session(name=name)))
-        until(lambda n=n: agent._residents._waiting.n == n)  # type: ignore[misc]
+        until(lambda n=n: agent._residents.waiting.n == n)  # type: ignore[misc]
     for _ in stream:
         pass
     for turn in turns:
@@ -158,4 +158,4 @@ def test_it_can_be_set_in_a_file(tmp_path: Path) -> None:
     path.write_text("max_waiting = 3\n")
     given = {"model": tiny.model(), "tokenizer": tiny.tokenizer(), "store": "memory", "embedder": tiny.WordEmbedder()}
     with Agent.from_toml(path, **given) as agent:
-        assert agent._residents._waiting._most == 3
+        assert agent._residents.waiting._most == 3

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 # Room -> rooms it may import. Every other room may import config, report and errors.
 PLAIN = {"config", "report", "errors"}
-BELOW_AGENT = {"memory", "stores", "batching", "engine", "machine", "queues", "streaming", "models"}
-AGENT = {"swap", "template", "model_summarizer", "conversation", "residents", "session", "agent"}
+BELOW_AGENT = {"memory", "stores", "batching", "counts", "engine", "machine", "queues", "streaming", "models"}
+AGENT = {"swap", "template", "model_summarizer", "conversation", "residents", "session", "watch", "agent"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
@@ -23,8 +23,9 @@ ALLOWED: dict[str, set[str]] = {
     "stores": set(),
     "models": {"kernels"},
     "streaming": {"kernels", "models"},
-    "engine": {"streaming", "kernels", "models"},
+    "engine": {"counts", "machine", "streaming", "kernels", "models"},
     "batching": {"engine", "streaming"},
+    "counts": set(),
     "machine": set(),
     "queues": set(),
     "memory": {"stores", "models"},
@@ -34,8 +35,9 @@ ALLOWED: dict[str, set[str]] = {
     "model_summarizer": BELOW_AGENT | {"template"},
     "conversation": BELOW_AGENT | {"swap", "template"},
     "residents": BELOW_AGENT | {"swap", "template", "conversation"},
+    "watch": BELOW_AGENT | {"swap", "residents"},
     "session": BELOW_AGENT | {"conversation", "agent"},  # a session is a handle on its agent
-    "agent": BELOW_AGENT | {"swap", "template", "model_summarizer", "conversation", "residents", "session"},
+    "agent": BELOW_AGENT | {"swap", "template", "model_summarizer", "conversation", "residents", "session", "watch"},
     # The front doors.
     "replay": BELOW_AGENT | AGENT,
     "demo": BELOW_AGENT | AGENT,
