@@ -343,6 +343,55 @@ class ExpireReceipt:
     verified: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """What the rows of an agent, its conversations and its memory are like, and what was done since it was made.
+
+    Attributes:
+        rows: caches for one conversation each.
+        rows_allowed: how many of them are used; fewer than ``rows`` while memory is short.
+        open: conversations that sessions are open on.
+        resident: those of them that have a row.
+        running: those whose turn runs.
+        waiting: turns that wait, for a row or for an earlier turn of their conversation.
+        process_bytes: memory that the process takes.
+        cache_bytes: memory of the rows.
+        swap_bytes: memory of conversations without a row.
+        swap_file_bytes: files of conversations without a row, of all processes on the store.
+        steps: forwards that decoded one token in each of some rows.
+        tokens: decoded by them.
+        prefill_tokens: computed otherwise.
+        evictions: exchanges, or parts of them, that left a window.
+        swap_outs: rows copied out for somebody else.
+        swap_out_ms: milliseconds that took, all together.
+        swap_ins: rows filled with what was copied, from memory or a file.
+        swap_in_ms: milliseconds that took, all together.
+        rebuilds: rows filled by computing stored turns again.
+        pressure_events: how often memory ran out, or nearly did.
+    """
+
+    rows: int
+    rows_allowed: int
+    open: int
+    resident: int
+    running: int
+    waiting: int
+    process_bytes: int
+    cache_bytes: int
+    swap_bytes: int
+    swap_file_bytes: int
+    steps: int
+    tokens: int
+    prefill_tokens: int
+    evictions: int
+    swap_outs: int
+    swap_out_ms: float
+    swap_ins: int
+    swap_in_ms: float
+    rebuilds: int
+    pressure_events: int
+
+
 def as_json(report: Any) -> Any:
     """Turns a report (nested dataclasses, tuples, times) into what ``json.dumps`` takes."""
     if dataclasses.is_dataclass(report) and not isinstance(report, type):
