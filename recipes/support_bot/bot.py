@@ -22,7 +22,7 @@ UNKNOWN = "I don't know that; it is not in what I may tell you. Could you say it
 HANDED = "I am handing this over to a colleague, who will answer you here."
 RULES = {  # reason for a colleague -> what a customer says then
     "asked for a human": r"\b(human|person|agent|colleague|somebody real|representative|manager)\b",
-    "sensitive": r"\b(lawyer|attorney|sue|court|police|injur\w+|hurt|discriminat\w+|harass\w*|data protection|my data)\b",
+    "sensitive": r"\b(lawyer|attorney|sue|court|police|injur\w+|hurt|discriminat\w+|harass\w*|my data)\b",
 }
 UNHAPPY = re.compile(
     r"\b(did ?n[o']t help|not helpful|that('s| is) (wrong|not)|useless|still (not|does ?n[o']t))\b", re.I

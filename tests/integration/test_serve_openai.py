@@ -345,11 +345,13 @@ def test_a_key_sees_its_own_metrics_only(guarded: Served) -> None:
 
     assert 'memstream_reply_tokens_total{namespace="default"} 6.0' in metrics(KEY)
     assert "other" not in metrics(KEY)
-    assert "memstream_turns_running" not in metrics(KEY)
+    assert "memstream_requests_running" not in metrics(KEY)
     everything = metrics("a-key-for-the-metrics")
     assert 'namespace="default"' in everything
     assert 'namespace="other"' in everything
-    assert "memstream_turns_running 0.0" in everything
+    assert "memstream_requests_running 0.0" in everything
+    assert "memstream_tokens_total 12.0" in everything
+    assert f"memstream_cache_bytes {float(guarded.agent.cache_bytes)}" in everything
     answer = http.get(f"{guarded.url}/v1/models", headers={"Authorization": "Bearer a-key-for-the-metrics"})
     assert answer.status_code == 401
 
