@@ -80,12 +80,14 @@ def command(
         with Agent.from_mapping(values) as agent:
             name = Path(values["model"]).name
             app = create_app(agent, model=name, rows=values["rows"], config=config, keys=allowed)
-            server = Server(app, config, access_log=context.find_root().params["verbose"] > 0)
             at, size = listening.getsockname()[:2], agent.cache_bytes / 2**20
             where = f"http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}/v1"
-            click.echo(
-                f"{name} at {where}: {values['rows']} conversations at once, {size:.0f} MiB of cache; Ctrl-C stops",
-                err=True,
+            told = f"{name} at {where}: {values['rows']} conversations at once, {size:.0f} MiB of cache; Ctrl-C stops"
+            server = Server(
+                app,
+                config,
+                access_log=context.find_root().params["verbose"] > 0,
+                ready=lambda: click.echo(told, err=True),
             )
             server.run_on(listening)
         if server.reloads:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -42,12 +43,20 @@ def listen(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Ends in order on SIGTERM and SIGINT; on SIGHUP too, to be begun anew with the same socket.
 
+    Args:
+        app: what it serves.
+        config: limits.
+        access_log: tells each request.
+        ready: called once it takes requests, and is stopped in order from then on.
+
     Attributes:
         reloads: True where it ended for that.
     """
 
-    def __init__(self, app: FastAPI, config: ServerConfig, *, access_log: bool) -> None:
-        self._app = app
+    def __init__(
+        self, app: FastAPI, config: ServerConfig, *, access_log: bool = False, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        self._app, self._ready = app, ready
         self.reloads = False
         super().__init__(
             uvicorn.Config(
@@ -67,6 +76,12 @@ class Server(uvicorn.Server):
             self.run(sockets=[listening])
         finally:
             signal.signal(signal.SIGHUP, before)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to take requests."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes no new turn, and ends once the running ones have; a second SIGINT does not wait for them."""

@@ -159,8 +159,8 @@ def serve(store: str | None, inbox: Path, port: int) -> None:
     with agent, listen("127.0.0.1", port) as listening:
         config = ServerConfig()
         app = create_app(agent, model="support", rows=settings["rows"], config=config, talk=desk.answer)
-        print(f"support at http://127.0.0.1:{listening.getsockname()[1]}/v1; Ctrl-C stops", file=sys.stderr, flush=True)
-        Server(app, config, access_log=False).run_on(listening)
+        told = f"support at http://127.0.0.1:{listening.getsockname()[1]}/v1; Ctrl-C stops"
+        Server(app, config, ready=lambda: print(told, file=sys.stderr, flush=True)).run_on(listening)
 
 
 SCRIPT = (  # customer, what is said, what the answer has in it (nothing: the bot is silent)

@@ -41,12 +41,12 @@ class Process:
             assert self.popen.poll() is None, "".join(self.said)
             return [line for line in self.said if " at http://" in line]
 
-        until(lambda: len(lines()) >= times, 60)
+        until(lambda: len(lines()) >= times, 180)
         return lines()[-1].split(" at ")[1].split("/v1:")[0]
 
     def end(self, sig: int) -> int:
         self.popen.send_signal(sig)
-        return self.popen.wait(60)
+        return self.popen.wait(180)
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ def serve(tmp_path: Path, model_folder: Path) -> Iterator[Any]:
         if not settings.exists():
             settings.write_text(
                 f'model = "{model_folder}"\nstore = "{tmp_path / "store.db"}"\nrows = 2\n'
-                "[cache]\ncache_tokens = 4096\n[generation]\nmax_new_tokens = 3000\nrepetition_penalty = 1.05\n"
-                "[serve]\ndrain_s = 30\n"
+                "[cache]\ncache_tokens = 4096\n[generation]\nmax_new_tokens = 400\nrepetition_penalty = 1.05\n"
+                "[serve]\ndrain_s = 300\n"
             )
         process = Process("--config", str(settings), "--port", "0", *arguments)
         started.append(process)
@@ -76,7 +76,7 @@ def serve(tmp_path: Path, model_folder: Path) -> Iterator[Any]:
 
 def ask(url: str, text: str, **asked: Any) -> httpx.Response:
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], **asked}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"X-Conversation-Id": "c"}, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"X-Conversation-Id": "c"}, timeout=180)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def streamed(url: str, model: str, text: str) -> Iterator[str]:
     """Lines of a stream, as they come."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "stream": True}
     with httpx.stream(
-        "POST", f"{url}/v1/chat/completions", json=body, headers={"X-Conversation-Id": "c"}, timeout=60
+        "POST", f"{url}/v1/chat/completions", json=body, headers={"X-Conversation-Id": "c"}, timeout=180
     ) as answer:
         assert answer.status_code == 200
         for line in answer.iter_lines():
@@ -104,7 +104,7 @@ def test_stopped_in_the_middle_of_a_reply_it_finishes_it(serve: Any, name: str, 
     rest = list(lines)
     assert len(first) + len(rest) > 100
     assert rest[-1] == "data: [DONE]"
-    assert process.popen.wait(60) == 0
+    assert process.popen.wait(180) == 0
     assert [state for _, _, state in tiny.stored(tmp_path / "store.db")] == ["complete", "complete"]
     assert not [line for line in process.said if "Traceback" in line]
 
@@ -138,7 +138,7 @@ def test_begun_anew_it_keeps_port_process_and_conversations(serve: Any, name: st
     ask(url, "my cat is called Tom", model=name, max_tokens=8)
     process.popen.send_signal(signal.SIGHUP)
     # Whoever asks meanwhile waits; a connection that the old one had accepted may be refused, and is tried again.
-    answer = until(lambda: kindly(url, name), 60)
+    answer = until(lambda: kindly(url, name), 180)
     assert answer.json()["memstream"]["usage"]["context_tokens"] > answer.json()["memstream"]["usage"]["prompt_tokens"]
     assert process.ready(times=2) == url
     assert process.end(signal.SIGTERM) == 0
@@ -171,7 +171,7 @@ def refused(*arguments: str, **variables: str) -> str:
         capture_output=True,
         text=True,
         env={**os.environ, **variables},
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 1
