@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         MissingExtraError,
         ModelError,
         ModelNotFoundError,
+        OverloadedError,
         ReplayError,
         StoreCorruptError,
         StoreError,
@@ -31,7 +32,18 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from memstream.replay import Replay, ReplayConfig
-    from memstream.report import Citation, Evicted, ForgetReceipt, Recalled, Reply, Timings, ToolCall, Usage, Why
+    from memstream.report import (
+        Citation,
+        EngineState,
+        Evicted,
+        ForgetReceipt,
+        Recalled,
+        Reply,
+        Timings,
+        ToolCall,
+        Usage,
+        Why,
+    )
     from memstream.session import Session
     from memstream.tools import Tool
 
@@ -52,6 +64,7 @@ _HOMES = {
         "MissingExtraError",
         "ModelError",
         "ModelNotFoundError",
+        "OverloadedError",
         "ReplayError",
         "StoreCorruptError",
         "StoreError",
@@ -61,6 +74,7 @@ _HOMES = {
     "memstream.replay": ("Replay", "ReplayConfig"),
     "memstream.report": (
         "Citation",
+        "EngineState",
         "Evicted",
         "ForgetReceipt",
         "Recalled",
@@ -84,6 +98,7 @@ __all__ = [
     "ConfigError",
     "ConversationBusyError",
     "DimensionMismatchError",
+    "EngineState",
     "Evicted",
     "ForgetReceipt",
     "GenerationConfig",
@@ -93,6 +108,7 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "ModelNotFoundError",
+    "OverloadedError",
     "RecallConfig",
     "Recalled",
     "Replay",

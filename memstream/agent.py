@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self, get_args
 from uuid import uuid4
@@ -23,6 +23,7 @@ from memstream.config import (
     SummarizerChoice,
     WeightsChoice,
     default_store,
+    limit_of,
     read_toml,
     retention_of,
 )  # fmt: skip
@@ -35,9 +36,9 @@ from memstream.memory import (
     CrossEncoderReranker,
     Document,
     Embedder,
-    Hourly,
     Memory,
     Part,
+    Regularly,
     Reranker,
     Scope,
     SentenceTransformerEmbedder,
@@ -49,13 +50,15 @@ from memstream.model_summarizer import ModelSummarizer
 from memstream.models import DEFAULT_MODEL, LoadedModel, fingerprint_of, load_model
 from memstream.privacy import Redactor
 from memstream.privacy import redact as redact_text
-from memstream.report import Added, AddedDocuments, Clock, ForgetReceipt, Recalled, Reply, Usage
+from memstream.report import Added, AddedDocuments, Clock, EngineState, ForgetReceipt, Recalled, Reply, Usage
 from memstream.residents import Residents
 from memstream.rounds import Rounds, turn_of
 from memstream.session import Call, Session
 from memstream.streaming.model import StreamingModel
+from memstream.swap import swap_room
 from memstream.template import ChatTemplate, eos_ids_of
 from memstream.tools import Schema, Tool, as_tools
+from memstream.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +85,11 @@ class Agent:
             from turns, in order, to a text.
         rows: how many conversations have a cache of their own, and reply at once from as many threads; their tokens
             are decoded together. The others wait for a row, as snapshots.
+        swap_bytes: what conversations without a row may take, in memory and in files beside the store; those unused for
+            longest go first, and are read again from their turns when they talk. None: a tenth of the memory and of
+            the disk space that are free now.
+        max_waiting: so many turns may wait for a row, or for an earlier turn of their conversation; one more is
+            refused at once. None: any number may.
         reranker: reads the best hits again and puts them in order: a ``Reranker``, or the folder or hub id of a
             sentence-transformers cross-encoder; None: none does.
         tools: functions the model may call, see ``Tool.of``; they are told to it in the system turn. A call is run at
@@ -118,6 +126,8 @@ class Agent:
         embedder: Embedder | None = None,
         summarizer: SummarizerChoice | Summarizer = "extractive",
         rows: int = 1,
+        swap_bytes: int | None = None,
+        max_waiting: int | None = None,
         reranker: Reranker | str | os.PathLike[str] | None = None,
         tools: Sequence[Tool | Callable[..., Any] | Schema] = (),
         max_tool_rounds: int = 4,
@@ -133,6 +143,7 @@ class Agent:
         self.namespace = namespace
         self.system = system
         self.retention = retention_of(retention_days)
+        max_waiting, swap_bytes = limit_of("max_waiting", max_waiting), limit_of("swap_bytes", swap_bytes)
         self.cache = cache or CacheConfig()
         self.generation = generation or GenerationConfig()
         self._processors = logits_processors
@@ -184,14 +195,23 @@ class Agent:
         except BaseException:
             opened.close()
             raise
-        self._residents = Residents(Batch(self._engine, most=rows), self._template, system=system, tools=self.tools)
+        self._residents = Residents(
+            Batch(self._engine, most=rows),
+            self._template,
+            system=system,
+            tools=self.tools,
+            swap=swap_room(swap_bytes, opened.path),
+            max_waiting=max_waiting,
+        )
+        self._watch = Watch(self._residents, self._engine, opened.path)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
         self._keeping = threading.Lock()
         self._passing: Memory | None = None  # of conversations that are not kept
-        self._hourly: Hourly | None = None
+        self._hourly: Regularly | None = None
         if self.retention is not None:
-            self._hourly = Hourly(self._expire)  # also now, before anything is recalled
+            self._expire()  # before anything is recalled
+            self._hourly = Regularly("retention", self._expire, every_s=3600.0)
         if self.memory.config.enabled:
             self.memory.warm_up()
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -205,7 +225,12 @@ class Agent:
         Raises:
             ConfigError: the file cannot be read, or holds an unknown key or a value out of range.
         """
-        values = read_toml(path)
+        return cls.from_mapping(read_toml(path), where=os.fspath(path), **overrides)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], *, where: str = "the settings", **overrides: Any) -> Self:
+        """Builds an agent from what a TOML file holds; see ``from_toml``."""
+        values = dict(values)
         tables: dict[str, type[CacheConfig] | type[RecallConfig] | type[GenerationConfig]] = {
             "cache": CacheConfig,
             "recall": RecallConfig,
@@ -213,17 +238,16 @@ class Agent:
         }
         plain = (
             "model", "system", "store", "namespace", "summarizer", "reranker", "retention_days", "chat_template",
-            "device", "weights", "revision", "rows", "redact",
-            "max_tool_rounds",
+            "device", "weights", "revision", "rows", "swap_bytes", "max_waiting", "redact", "max_tool_rounds",
         )  # fmt: skip
         unknown = sorted(set(values) - set(tables) - set(plain))
         if unknown:
-            raise ConfigError(f"unknown key {unknown[0]!r} in {os.fspath(path)}; known keys: {', '.join(plain)}")
+            raise ConfigError(f"unknown key {unknown[0]!r} in {where}; known keys: {', '.join(plain)}")
         for name, settings in tables.items():
             if name in values:
                 values[name] = settings.from_mapping(values[name])
         if not isinstance(asked := values.get("redact", False), bool):
-            raise ConfigError(f"redact is {asked!r} in {os.fspath(path)}; allowed: true, false")
+            raise ConfigError(f"redact is {asked!r} in {where}; allowed: true, false")
         values["redact"] = redact_text if asked else None
         return cls(**{**values, **overrides})
 
@@ -292,7 +316,7 @@ class Agent:
     def run(self, conversation: Conversation, said: Said, config: GenerationConfig, call: Call) -> Iterator[str]:
         """Queues for the row, then lives the turns of one answer; ``call.reply`` has the report afterwards."""
         said, clock, queue, cancelled = self._taken(said), Clock(), conversation.queue, call.cancelled.is_set
-        if not queue.enter(cancelled):
+        if not self._residents.enter(conversation, cancelled):
             call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
             return
         try:
@@ -301,6 +325,7 @@ class Agent:
                 call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
                 return
             clock.lap("wait_ms")
+            call.waits = False
             role, text = turn_of(conversation, said)
 
             def live(role: str, text: str) -> Generator[str, None, None]:
@@ -397,7 +422,7 @@ class Agent:
 
     def take_in(self, conversation: Conversation, user: Said, assistant: str, call: Call) -> Added:
         """Stores and prefills an exchange that happened elsewhere; nothing is recalled or generated."""
-        user, assistant = self._taken(user), taken(assistant, self.redact)
+        user, assistant = self._taken(user), taken(assistant, self.redact) if assistant else ""
         with conversation.queue:
             conversation.speak_under(call.system, call.tools)
             self._residents.make_resident(conversation, lambda: False)
@@ -419,6 +444,17 @@ class Agent:
             handle = conversation.handle
             handle.supersede([later.id for later in handle.turns(first=turn.sequence)] or [turn.id])
             conversation.drop()
+
+    def recalled_for(self, conversation: Conversation, text: str) -> list[Recalled]:
+        """What would be recalled for a text by itself, were nothing in the window."""
+        found = conversation.memory.recall(
+            conversation.handle.scope,
+            [taken(text, self.redact)],
+            window_from=None,
+            budget_tokens=conversation.note_budget(),
+            count_tokens=conversation.count_note,
+        )
+        return list(found.notes)
 
     # Remembering and forgetting
 
@@ -467,7 +503,7 @@ class Agent:
         """``forget`` in the scope of an open conversation."""
         seen = self._residents.sharing_memory(scope)
         with self._residents.paused(seen):
-            caches = sum(conversation.row is not None for conversation in seen)
+            caches = sum(conversation.is_cached for conversation in seen)
             try:
                 receipt = self.memory.forget(scope, id)
             finally:
@@ -490,8 +526,12 @@ class Agent:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the key/value cache, and of the summarising model's; they never change."""
+        """Bytes of the key/value cache, and of the summarising model's. They change only where memory runs out."""
         return self._engine.cache_bytes + (self._summarizer.cache_bytes if self._summarizer is not None else 0)
+
+    def state(self) -> EngineState:
+        """What the rows, the conversations and the memory are like now, and what was done so far."""
+        return dataclasses.replace(self._watch.state(), cache_bytes=self.cache_bytes)
 
     def release(self, conversation: Conversation) -> None:
         """Takes note that a session was closed; with the last one the conversation is saved and given up."""
@@ -518,6 +558,7 @@ class Agent:
             session.end_calls()
         if self._hourly is not None:
             self._hourly.stop()
+        self._watch.stop()
         if self._residents.close():
             if self._summarizer is not None:
                 self._summarizer.stop()

@@ -47,7 +47,7 @@ class Batch:
         """Feeds one token to a row and renews its ``logits``.
 
         Raises:
-            Exception: what the forward raised; its rows are as they were.
+            Exception: what the forward raised, for each of its rows.
         """
         ask = _Ask(row, token)
         with self._changed:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from memstream.batching import Batch
 from memstream.config import GenerationConfig
-from memstream.engine import TurnQueue
 from memstream.errors import CapacityError, StoreError
 from memstream.exchange import Exchange, exchanges
+from memstream.machine import out_of_memory
 from memstream.memory import TOOL_ROLES, ConversationHandle, Memory, Turn
-from memstream.report import Evicted, Recalled
+from memstream.queues import TurnQueue
+from memstream.report import Evicted, Held, Occupancy, Recalled
 from memstream.streaming import snapshot
 from memstream.streaming.generate import Decoding
 from memstream.streaming.row import Row
+from memstream.swap import Swapped
 from memstream.template import ChatTemplate, Opening
 from memstream.tools import RESPONSE, Tool, parse_calls, without_frames
 
@@ -72,7 +75,7 @@ class Conversation:
         self.used = 0.0  # when a turn of it last began; monotonic
         self._n_forgotten = handle.n_forgotten()  # when the row was loaded
         self.window: deque[Exchange] = deque()  # exchanges whose tokens are in the window, oldest first
-        self._parked: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # state of a store that keeps no files
+        self.swapped = Swapped(handle)
         self._opening = Opening([], False, "")
         self._begin_with(system, tools)
 
@@ -104,61 +107,73 @@ class Conversation:
 
     # Residence
 
-    def load(self) -> None:
-        """Brings the conversation into a row: from its snapshot, or by prefilling the latest stored exchanges."""
-        if self.row is not None:
-            return
-        self._n_forgotten = self.handle.n_forgotten()
-        saved = self._parked or self._saved()
-        self._parked = None
+    def reserve(self) -> None:
+        """Takes a free row, for ``load`` to fill."""
         pinned = len(self._opening.tokens) if self._opening.pinned else 0
         self.row = self.engine.admit(pinned_tokens=pinned)
+
+    def load(self) -> None:
+        """Fills the row: from the conversation's snapshot, or by prefilling the latest stored exchanges."""
+        row, began = self.resident, time.perf_counter()
         try:
-            if saved is not None:
-                snapshot.put(self.engine.cache, self.row, *saved)
-                keys = [
-                    group.key for group in self.row.layout.closed if isinstance(group.key, int) and group.key != OPENING
-                ]
+            self._n_forgotten = self.handle.n_forgotten()
+            state = self.engine.relieved(partial(self.swapped.find, self._state_name))
+            if state is not None:
+                self.engine.put(row, state)
+                keys = [group.key for group in row.layout.closed if isinstance(group.key, int) and group.key != OPENING]
                 turns = self.handle.turns(first=min(keys)) if keys else []
                 self.window = deque(exchange for exchange in exchanges(turns) if exchange.key in keys)
+                self.engine.counts.add(swap_ins=1, swap_in_ms=1e3 * (time.perf_counter() - began))
             else:
                 self._rebuild()
+                self.engine.counts.add(rebuilds=len(self.window) > 0)
+            self.swapped.drop()
             self.handle.window_begins(self.window[0].key if self.window else self.handle.next_sequence())
         except BaseException:
             self.drop()
             raise
 
-    def unload(self) -> None:
-        """Saves the row as a snapshot and frees it; where the disk refuses, the next load prefills what is stored."""
+    @property
+    def _state_name(self) -> str:
+        """Names what a state can be put back into, and what had been forgotten by then."""
+        return f"{self._fingerprint}:{self._n_forgotten}"
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether its keys and values are in memory, in a row or without one."""
+        return self.row is not None or self.swapped.memory_bytes > 0
+
+    def park(self) -> None:
+        """Frees the row and keeps its state in memory, where the next ``load`` finds it bit for bit."""
         self.check_forgotten()
         if self.row is None:
             return
+        began = time.perf_counter()
         try:
             self.take_evicted()
             if self.row.logits is not None:
-                self._save(snapshot.take(self.engine.cache, self.row))
-        except StoreError as error:
+                self.swapped.keep(self._state_name, self.engine.take(self.row))
+                self.engine.counts.add(swap_outs=1, swap_out_ms=1e3 * (time.perf_counter() - began))
+        except Exception as error:
+            if not isinstance(error, StoreError) and not out_of_memory(error):
+                raise
             log.warning("%s; the conversation will be rebuilt from its stored turns", error)
         finally:
             self._leave()
 
-    def _save(self, state: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
-        path = self.handle.snapshot_path
-        if path is None:
-            self._parked = state
-        else:
-            name = f"{self._fingerprint}:{self._n_forgotten}"
-            snapshot.save(path, *state, fingerprint=name)
-            self.handle.record_snapshot(name, self.handle.next_sequence() - 1, self._n_forgotten)
+    def save(self, room_bytes: int) -> None:
+        """Frees the row, and moves the state into the snapshot's file; see ``Swapped.write``."""
+        self.park()
+        self.swapped.write(self._n_forgotten, room_bytes)
 
     def check_forgotten(self) -> None:
-        """Drops the row where something of this user was forgotten since it was loaded, by whatever process."""
+        """Drops row and state where something of this user was forgotten since it was loaded, by whatever process."""
         if self.handle.n_forgotten() != self._n_forgotten:
             self.drop()
 
     def drop(self) -> None:
         """Frees the row and forgets its state; the next load prefills from what is stored."""
-        self._parked = None
+        self.swapped.drop()
         self._leave()
 
     def _leave(self) -> None:
@@ -167,11 +182,6 @@ class Conversation:
             self.engine.leave(self.row)
             self.row = None
         self.window.clear()
-
-    def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        name = f"{self._fingerprint}:{self._n_forgotten}"
-        path: Path | None = self.handle.find_snapshot(name, self.handle.next_sequence() - 1)
-        return snapshot.load(path, fingerprint=name) if path else None
 
     def _rebuild(self) -> None:
         """Prefills the opening and the latest stored exchanges that fit into the window together."""
@@ -363,6 +373,31 @@ class Conversation:
         exchange.turns.append(assistant)
         if not layout.closed or layout.closed[-1].key != exchange.key:
             self.window.pop()  # all of it lies among the sinks
+
+    def occupancy(self) -> Occupancy | None:
+        """What the row holds now; None where there is none. From any thread: at worst as it was a moment ago."""
+        row = self.row
+        if row is None:
+            return None
+        layout = row.layout
+        groups = [*layout.closed, *([layout.open] if layout.open is not None else [])]
+        said = {exchange.key: exchange for exchange in list(self.window)}
+        return Occupancy(
+            sink_tokens=layout.sinks,
+            memory_tokens=layout.memory,
+            memory_room=layout.memory_room,
+            window_tokens=layout.window,
+            window_room=layout.window_room,
+            exchanges=tuple(
+                Held(
+                    turns=tuple(f"turn:{turn.id}" for turn in said[group.key].turns),
+                    n_tokens=group.n_tokens,
+                    text=said[group.key].user[:120],
+                )
+                for group in groups
+                if group.key in said
+            ),
+        )
 
     def take_evicted(self) -> list[Evicted]:
         """Exchanges that left the window since the last call; those that left whole are summarised by memory."""

@@ -4,6 +4,7 @@
     ├── ConfigError              a setting is wrong: names the field, the value and the allowed range
     ├── InputError               a text or file handed in cannot be taken as it is
     ├── BusyError                a reply is still being streamed where another one was asked for
+    ├── OverloadedError          too many ask at once: try again later
     ├── CapacityError            something does not fit: says both numbers
     ├── ModelError
     │   ├── ModelNotFoundError       no model under that name, or not reachable now
@@ -35,6 +36,10 @@ class InputError(MemstreamError, ValueError):
 
 class BusyError(MemstreamError):
     """A reply is still being streamed in the same thread; finish it or close it first."""
+
+
+class OverloadedError(MemstreamError):
+    """Too many turns wait already, or one has waited for too long; the same may go well later."""
 
 
 class CapacityError(MemstreamError):

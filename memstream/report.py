@@ -114,6 +114,36 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """One exchange in the window: ids of its turns, its tokens there, and the beginning of what the user said."""
+
+    turns: tuple[str, ...]
+    n_tokens: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """What a conversation's cache holds: tokens of each segment, and how many it has room for.
+
+    Attributes:
+        sink_tokens: pinned.
+        memory_tokens: of recalled text.
+        memory_room: the most of it.
+        window_tokens: of the latest turns.
+        window_room: the most of them.
+        exchanges: those in the window, oldest first; the first may have lost its older part.
+    """
+
+    sink_tokens: int
+    memory_tokens: int
+    memory_room: int
+    window_tokens: int
+    window_room: int
+    exchanges: tuple[Held, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
     """An exchange that was taken in: its length in tokens, and what it evicted."""
 
@@ -311,6 +341,55 @@ class ExpireReceipt:
     snapshots: int = 0
     kept: int = 0
     verified: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """What the rows of an agent, its conversations and its memory are like, and what was done since it was made.
+
+    Attributes:
+        rows: caches for one conversation each.
+        rows_allowed: how many of them are used; fewer than ``rows`` while memory is short.
+        open: conversations that sessions are open on.
+        resident: those of them that have a row.
+        running: those whose turn runs.
+        waiting: turns that wait, for a row or for an earlier turn of their conversation.
+        process_bytes: memory that the process takes.
+        cache_bytes: memory of the rows.
+        swap_bytes: memory of conversations without a row.
+        swap_file_bytes: files of conversations without a row, of all processes on the store.
+        steps: forwards that decoded one token in each of some rows.
+        tokens: decoded by them.
+        prefill_tokens: computed otherwise.
+        evictions: exchanges, or parts of them, that left a window.
+        swap_outs: rows copied out for somebody else.
+        swap_out_ms: milliseconds that took, all together.
+        swap_ins: rows filled with what was copied, from memory or a file.
+        swap_in_ms: milliseconds that took, all together.
+        rebuilds: rows filled by computing stored turns again.
+        pressure_events: how often memory ran out, or nearly did.
+    """
+
+    rows: int
+    rows_allowed: int
+    open: int
+    resident: int
+    running: int
+    waiting: int
+    process_bytes: int
+    cache_bytes: int
+    swap_bytes: int
+    swap_file_bytes: int
+    steps: int
+    tokens: int
+    prefill_tokens: int
+    evictions: int
+    swap_outs: int
+    swap_out_ms: float
+    swap_ins: int
+    swap_in_ms: float
+    rebuilds: int
+    pressure_events: int
 
 
 def as_json(report: Any) -> Any:

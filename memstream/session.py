@@ -14,7 +14,7 @@ from memstream.conversation import Conversation
 from memstream.errors import BusyError
 from memstream.exchange import Said, taken
 from memstream.memory import Scope, Turn
-from memstream.report import Added, ForgetReceipt, Recalled, Reply
+from memstream.report import Added, ForgetReceipt, Occupancy, Recalled, Reply
 from memstream.tools import Tool
 
 if TYPE_CHECKING:
@@ -29,12 +29,14 @@ class Call:
         tools: what the model may call in it.
 
     Attributes:
+        waits: True until it has a row.
         cancelled: set by whoever wants it to stop, before or while it runs.
         reply: its report, once it has ended.
     """
 
     def __init__(self, system: str | None, tools: tuple[Tool, ...]) -> None:
         self.system, self.tools = system, tools
+        self.waits = True
         self.cancelled = threading.Event()
         self.reply: Reply | None = None
 
@@ -64,6 +66,16 @@ class Session:
     def busy(self) -> bool:
         """True while a turn runs or waits."""
         return bool(self._calls)
+
+    @property
+    def waiting(self) -> bool:
+        """True while a turn waits for its conversation's earlier turns, or for a row."""
+        return any(call.waits for call in list(self._calls))
+
+    @property
+    def occupancy(self) -> Occupancy | None:
+        """What the conversation's cache holds now; None while it has no row."""
+        return self._conversation.occupancy()
 
     def chat(self, text: Said, *, generation: GenerationConfig | None = None) -> Reply:
         """Says something and returns the whole reply.
@@ -109,7 +121,7 @@ class Session:
                 self.last = call.reply
 
     def add(self, user: Said, assistant: str) -> Added:
-        """Takes in an exchange that happened elsewhere, as if it had been lived here.
+        """Takes in an exchange that happened elsewhere, as if it had been lived here; ``""`` where nobody answered.
 
         Args:
             user: what the user said; or the results of the calls that the exchange before ended with.
@@ -187,6 +199,12 @@ class Session:
         """Finds memories, best first; each says why."""
         self._check_open()
         return self._agent.memory.search(self.scope, query, limit=limit)
+
+    def recall(self, text: str) -> list[Recalled]:
+        """What would be put before the model if this were said now, wherever it was said; nothing passes the gate for
+        most of what has nothing to do with it."""
+        self._check_open()
+        return self._agent.recalled_for(self._conversation, text)
 
     def forget(self, id: str) -> ForgetReceipt:
         """Forgets a memory everywhere; see ``Agent.forget``."""

@@ -146,7 +146,7 @@ def ensure_conversation(connection: Connection, scope: Scope) -> int:
 
 
 def conversations(connection: Connection, scope: Scope) -> list[ConversationInfo]:
-    """The conversations of (namespace, user), oldest first."""
+    """The conversations of (namespace, user), oldest first; only the one that the scope names, where it names one."""
     n_turns = (
         select(func.count()).select_from(db.Turn).where(db.Turn.conversation_id == db.Conversation.id).scalar_subquery()
     )
@@ -156,6 +156,8 @@ def conversations(connection: Connection, scope: Scope) -> list[ConversationInfo
         .where(db.Owner.namespace == scope.namespace, db.Owner.user_key == (scope.user or ""))
         .order_by(db.Conversation.id)
     )
+    if scope.conversation is not None:
+        statement = statement.where(db.Conversation.name == scope.conversation)
     return [
         ConversationInfo(row[0], Scope(scope.namespace, scope.user, row[1]), row[2], row[3])
         for row in connection.execute(statement)

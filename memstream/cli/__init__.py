@@ -23,6 +23,7 @@ from memstream.errors import MemstreamError
 COMMANDS = {
     "chat": "Talk with a model; it remembers you the next time.",
     "demo": "See recall and eviction at work, in a few minutes.",
+    "serve": "Serve a model over HTTP, as OpenAI's API; conversations are kept and remembered.",
     "replay": "Stream a log through a model and point out what is unusual.",
     "models": "Install and list models.",
     "memory": "Look into the store and keep it in order: search, forget, add documents, back up, and more.",

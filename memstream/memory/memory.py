@@ -141,6 +141,11 @@ class Memory(Upkeep):
         with self.store.read() as connection:
             return rows.conversations(connection, scope)
 
+    def find_conversation(self, scope: Scope) -> ConversationInfo | None:
+        """The scope's conversation; None where there is none."""
+        with self.store.read() as connection:
+            return next(iter(rows.conversations(connection, scope)), None)
+
     def list_users(self, namespace: str) -> list[str]:
         """The users of a namespace that have anything stored: for operators, not for conversations."""
         with self.store.read() as connection:
