@@ -62,7 +62,7 @@ class Engine:
         self.config = cache
         self.limit = model.position_limit(cache)
         self.cache = model.new_cache(cache, rows=rows)
-        self._decoders: dict[int, Decode] = {}  # by how many rows they decode at once
+        self._decoders: dict[tuple[int, int], Decode] = {}  # by how many rows they decode at once, and tokens in each
         self._beginning: Beginning | None = None
         self.rows = self.rows_allowed = rows
         self._free = list(range(rows))
@@ -189,8 +189,32 @@ class Engine:
             for row in rows:
                 self._make_room(row)
             logits = self._forward(rows, [[token] for token in tokens], self._decode)
-        for row, last in zip(rows, logits, strict=True):
-            row.logits = last
+        for row, of_row in zip(rows, logits, strict=True):
+            row.logits = of_row[-1]
+
+    def spare(self, row: Row) -> int:
+        """How many tokens can be fed along with the next one and taken back: nothing has to leave or move for them."""
+        layout = row.layout
+        if layout.sinks < layout.sink_tokens:
+            return 0
+        return max(0, min(layout.room(), self.limit - layout.position(layout.end)) - 1)
+
+    def verify(self, row: Row, tokens: Sequence[int]) -> Tensor:
+        """Feeds a row its next token and up to ``spare`` drafted ones in one forward, and renews its ``logits``.
+
+        What turns out not to follow has to be taken back: see ``retract``.
+
+        Returns:
+            [n, V] float32 logits after each token.
+        """
+        assert len(tokens) <= 1 + self.spare(row)
+        logits = self.relieved(partial(self._verify, row, tokens))
+        row.logits = logits[-1]
+        return logits
+
+    def _verify(self, row: Row, tokens: Sequence[int]) -> Tensor:
+        with self.lock:
+            return self._forward([row], [tokens], self._decode)[0]
 
     def feed(self, row: Row, tokens: Sequence[int], *, cancelled: Callable[[], bool] | None = None) -> int:
         """Prefills tokens piece by piece, evicting where needed, and renews the row's ``logits``.
@@ -361,10 +385,10 @@ class Engine:
         return hidden
 
     def _decode(self, rows: Sequence[Row], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Logits [B, V] float32 after one token in each row."""
-        if len(rows) not in self._decoders:
-            self._decoders[len(rows)] = Decode(self.model, self.cache, rows=len(rows))
-        decode = self._decoders[len(rows)]
-        logits = decode([row.index for row in rows], pieces, [token for (token,) in tokens])
+        """Logits [B, n, V] float32 after each token of a few in each row."""
+        shape = len(rows), len(tokens[0])
+        if shape not in self._decoders:
+            self._decoders[shape] = Decode(self.model, self.cache, rows=shape[0], n=shape[1])
+        logits = self._decoders[shape]([row.index for row in rows], pieces, tokens)
         self.counts.add(steps=1, tokens=len(rows))
         return logits

@@ -68,6 +68,7 @@ class _CStep(Structure):
     _fields_ = (
         ("model", POINTER(_CModel)),
         ("rows", c_int64),
+        ("n", c_int64),
         ("x", c_void_p),
         ("row", c_void_p),
         ("position", c_void_p),
@@ -81,7 +82,7 @@ class _CStep(Structure):
 
 
 class NativeDecode:
-    """The forward of one token in each of B rows, output layer included.
+    """The forward of a few tokens in each of B rows of a cache, with or without the output layer.
 
     Args:
         layers: of the model.
@@ -94,7 +95,6 @@ class NativeDecode:
         parts: most parts that a token attends to.
         epsilon: of all norms.
         scaling: of the scores.
-        rows: B, at most ``MOST_ROWS``.
     """
 
     def __init__(
@@ -110,7 +110,6 @@ class NativeDecode:
         parts: int,
         epsilon: float,
         scaling: float,
-        rows: int,
     ) -> None:
         self._held = (layers, norm, head, keys, values)  # their addresses are in what follows
         _, kv_heads, slots, dim = keys[0].shape
@@ -132,9 +131,9 @@ class NativeDecode:
         loaded.ms_step_floats.restype = c_int64
         loaded.ms_step.restype = None
         self._run = loaded.ms_step
-        assert rows <= MOST_ROWS
-        self._room = torch.empty(loaded.ms_step_floats(byref(self._model), c_int64(rows)), dtype=torch.float32)
-        self._step = _CStep(model=_pointer(self._model), rows=rows, room=self._room.data_ptr())
+        floats = loaded.ms_step_floats(byref(self._model), c_int64(MOST_ROWS))
+        self._room = torch.empty(floats, dtype=torch.float32)  # of many threads: what nobody uses takes no memory
+        self._step = _CStep(model=_pointer(self._model), room=self._room.data_ptr())
 
     def __call__(
         self,
@@ -145,28 +144,32 @@ class NativeDecode:
         parts: Tensor,
         cos: Tensor,
         sin: Tensor,
-        logits: Tensor,
+        logits: Tensor | None = None,
     ) -> None:
-        """Writes keys and values of the new tokens into the cache, and what the model says next into ``logits``.
+        """Writes keys and values of the new tokens into the cache, and what the model says after each into ``logits``.
 
         Args:
-            x: [B, E] float32, embedded tokens; overwritten.
+            x: [B, n, E] float32, embedded tokens, at most ``MOST_ROWS`` in all; overwritten, without logits by the last
+                hidden states.
             rows: [B] int32, rows of the cache.
-            positions: [B] int32, stored positions.
-            slots: [B] int32, where they are written.
-            parts: [B, P, 4] int32, what they attend to.
-            cos: [B, 1 + P, D] float32, the turns to the stored position and on towards each part.
+            positions: [B] int32, stored positions of the first tokens.
+            slots: [B, n] int32, where they are written.
+            parts: [B, P, 4] int32, what they attend to; of the piece itself each one meets what is before it.
+            cos: [B, n, 1 + P, D] float32, the turns to the stored position and on towards each part.
             sin: likewise, signed; see ``rebase.rotate``.
-            logits: [B, V] float32.
+            logits: [B, n, V] float32, or None.
         """
         given = {
             "x": x, "row": rows, "position": positions, "slot": slots, "part": parts, "cos": cos, "sin": sin,
-            "logits": logits,
         }  # fmt: skip
         held = {name: tensor.contiguous() for name, tensor in given.items()}
-        assert held["logits"] is logits
+        assert held["x"] is x
+        assert logits is None or logits.is_contiguous()
+        assert slots.numel() <= MOST_ROWS
         for name, tensor in held.items():
             setattr(self._step, name, tensor.data_ptr())
+        self._step.logits = None if logits is None else logits.data_ptr()
+        self._step.rows, self._step.n = slots.numel(), slots.shape[1]
         self._run(byref(self._step))
 
 

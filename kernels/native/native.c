@@ -467,14 +467,14 @@ typedef struct {
 
 typedef struct {
     const Model *model;
-    int64_t rows;
-    float *x;                  /* [B, E]: embedded tokens; overwritten */
+    int64_t rows, n;           /* B n tokens, which are rows of all products; n that follow each other in each row of the cache */
+    float *x;                  /* [B, n, E]: embedded tokens; overwritten, without logits by the last hidden states */
     const int32_t *row;        /* [B] of the cache */
-    const int32_t *position;   /* [B] stored position */
-    const int32_t *slot;       /* [B] */
+    const int32_t *position;   /* [B] stored position of the first token */
+    const int32_t *slot;       /* [B, n] */
     const int32_t *part;       /* [B, P, 4]: slot, length, stored position of the first, shift */
-    const float *cos, *sin;    /* [B, 1 + P, D]: to the stored position, and on towards each part; sin signed */
-    float *logits;             /* [B, V] */
+    const float *cos, *sin;    /* [B, n, 1 + P, D]: to the stored position, and on towards each part; sin signed */
+    float *logits;             /* [B, n, V], or NULL */
     float *room;               /* ms_step_floats */
 } Step;
 
@@ -488,8 +488,8 @@ static int64_t shared_floats(const Model *m, int64_t rows) {
 }
 
 static int64_t own_floats(const Model *m, int64_t rows) { /* of each thread */
-    return rows * (input_floats(largest(m)) + 2 * largest(m)) + (int64_t)m->heads * m->dim * m->parts +
-           (int64_t)m->heads / m->kv_heads * (m->slots + LANES) + rows * 2 * m->inner;
+    return rows * (input_floats(largest(m)) + 2 * largest(m) + 2 * m->inner) +
+           (int64_t)m->heads / m->kv_heads * (m->dim * m->parts + m->slots + LANES);
 }
 
 int64_t ms_step_floats(const Model *m, int64_t rows) {
@@ -605,28 +605,36 @@ static void add_run(const float *value, const float *weights, int64_t n, int dim
     }
 }
 
+/* How many keys of a part a query at a position meets: those of the tokens that follow it in its piece are not among them. */
+static int64_t until(const int32_t *part, int64_t position) {
+    int64_t most = position + part[3] - part[2] + 1;
+    return part[1] < most ? part[1] : most > 0 ? most : 0;
+}
+
 /* One key/value head's share of the keys, for the query heads that share it; best and sum as flash attention has them. */
 static void attend(const Model *m, const Layer *layer, const Step *step, int64_t b, int kv, int64_t from, int64_t to,
                    const float *queries, float *scores, float *out, float *best, float *sum) {
     int dim = m->dim, grouped = m->heads / m->kv_heads;
-    int64_t room = m->slots + LANES, stored = ((int64_t)step->row[b] * m->kv_heads + kv) * m->slots * dim;
-    const int32_t *parts = step->part + b * m->parts * 4;
+    int64_t in_cache = b / step->n, position = step->position[in_cache] + b % step->n;
+    int64_t room = m->slots + LANES, stored = ((int64_t)step->row[in_cache] * m->kv_heads + kv) * m->slots * dim;
+    const int32_t *parts = step->part + in_cache * m->parts * 4;
     int64_t n = 0, start = 0;
     struct { int64_t slot, length; } seen[8];
     int n_seen = 0;
     for (int p = 0; p < m->parts; p++) {
         const int32_t *part = parts + 4 * p;
-        int64_t length = part[1], first = from > start ? from - start : 0, end = to - start < length ? to - start : length;
+        int64_t length = until(part, position), first = from > start ? from - start : 0;
+        int64_t end = to - start < length ? to - start : length;
         start += length;
         if (layer->width) { /* the key at distance width and beyond is not seen */
-            int64_t nearest_hidden = (int64_t)step->position[b] + part[3] - part[2] - layer->width;
+            int64_t nearest_hidden = position + part[3] - part[2] - layer->width;
             if (first <= nearest_hidden) first = nearest_hidden + 1;
         }
         if (first >= end) continue;
         seen[n_seen].slot = part[0] + first;
         seen[n_seen++].length = end - first;
-        score_run(layer->keys + stored + (part[0] + first) * dim, queries + ((int64_t)p * m->heads + kv * grouped) * dim,
-                  end - first, dim, grouped, scores + n, room);
+        score_run(layer->keys + stored + (part[0] + first) * dim, queries + (int64_t)p * grouped * dim, end - first, dim,
+                  grouped, scores + n, room);
         n += end - first;
     }
     for (int g = 0; g < grouped; g++) {
@@ -684,7 +692,7 @@ static void layer_step(const Model *m, const Layer *layer, const Step *step, flo
     int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
     float *x = step->x, *qkv = shared, *act = qkv + rows * joint, *partial = act + rows * m->inner;
     float *room = own, *normed = room + rows * input_floats(largest(m)), *queries = normed + 2 * rows * largest(m);
-    float *scores = queries + attended * m->parts, *gate_up = scores + grouped * (m->slots + LANES);
+    float *scores = queries + grouped * dim * m->parts, *gate_up = scores + grouped * (m->slots + LANES);
     Input in[MOST_ROWS];
 
     for (int64_t b = 0; b < rows; b++) norm(x + b * hidden, layer->before, hidden, m->epsilon, normed + b * hidden);
@@ -694,7 +702,7 @@ static void layer_step(const Model *m, const Layer *layer, const Step *step, flo
     await(barrier, threads);
     for (int64_t i = me; i < rows * kv_heads; i += threads) { /* the new keys and values go into their slots */
         int64_t b = i / kv_heads, kv = i % kv_heads;
-        int64_t at = (((int64_t)step->row[b] * kv_heads + kv) * m->slots + step->slot[b]) * dim;
+        int64_t at = (((int64_t)step->row[b / step->n] * kv_heads + kv) * m->slots + step->slot[b]) * dim;
         float *key = qkv + b * joint + (heads + kv) * dim;
         if (layer->of_key) norm(key, layer->of_key, dim, m->epsilon, key);
         if (layer->turning)
@@ -704,33 +712,33 @@ static void layer_step(const Model *m, const Layer *layer, const Step *step, flo
         memcpy(layer->values + at, qkv + b * joint + (heads + kv_heads + kv) * dim, 4 * dim);
     }
     await(barrier, threads);
-    for (int64_t b = 0; b < rows; b++) {
-        int64_t n = 0;
-        for (int p = 0; p < m->parts; p++) {
-            const float *cos = step->cos + (b * (1 + m->parts) + 1 + p) * dim;
-            const float *sin = step->sin + (b * (1 + m->parts) + 1 + p) * dim;
-            int64_t length = step->part[(b * m->parts + p) * 4 + 1];
-            n += length;
-            for (int64_t h = 0; length && h < heads; h++) {
-                const float *query = qkv + b * joint + h * dim;
-                float *to_part = queries + (p * heads + h) * dim, *plain = normed;
-                if (layer->of_query)
-                    norm(query, layer->of_query, dim, m->epsilon, plain);
-                else
-                    memcpy(plain, query, 4 * dim);
-                for (int64_t d = 0; d < dim; d++) plain[d] *= m->scaling;
-                if (layer->turning)
-                    turn(plain, cos, sin, dim, to_part);
-                else
-                    memcpy(to_part, plain, 4 * dim);
+    for (int64_t kv = 0; kv < kv_heads; kv++) /* tokens that follow each other meet the same keys, so they take turns */
+        for (int64_t b = 0; b < rows; b++) {
+            int64_t n = 0;
+            for (int p = 0; p < m->parts; p++) {
+                const float *cos = step->cos + (b * (1 + m->parts) + 1 + p) * dim;
+                const float *sin = step->sin + (b * (1 + m->parts) + 1 + p) * dim;
+                int64_t of_row = b / step->n, length;
+                length = until(step->part + (of_row * m->parts + p) * 4, step->position[of_row] + b % step->n);
+                n += length;
+                for (int64_t g = 0; length && g < grouped; g++) {
+                    const float *query = qkv + b * joint + (kv * grouped + g) * dim;
+                    float *to_part = queries + (p * grouped + g) * dim, *plain = normed;
+                    if (layer->of_query)
+                        norm(query, layer->of_query, dim, m->epsilon, plain);
+                    else
+                        memcpy(plain, query, 4 * dim);
+                    for (int64_t d = 0; d < dim; d++) plain[d] *= m->scaling;
+                    if (layer->turning)
+                        turn(plain, cos, sin, dim, to_part);
+                    else
+                        memcpy(to_part, plain, 4 * dim);
+                }
             }
-        }
-        for (int64_t kv = 0; kv < kv_heads; kv++) {
             float *of_me = partial + ((me * rows + b) * heads + kv * grouped) * (dim + 2);
             attend(m, layer, step, b, kv, n * me / threads, n * (me + 1) / threads, queries, scores, of_me,
                    of_me + grouped * dim, of_me + grouped * (dim + 1));
         }
-    }
     await(barrier, threads);
     for (int64_t b = 0; b < rows; b++)
         for (int64_t kv = 0; kv < kv_heads; kv++)
@@ -771,7 +779,7 @@ static void layer_step(const Model *m, const Layer *layer, const Step *step, flo
     await(barrier, threads);
 }
 
-/* One token in each of B rows: writes their keys and values, and the logits. */
+/* n tokens in each of B rows: writes their keys and values, and the logits after each, or the last hidden states. */
 void ms_step(const Step *step) {
     const Model *m = step->model;
     int64_t rows = step->rows, hidden = m->hidden;
@@ -781,13 +789,18 @@ void ms_step(const Step *step) {
     {
         float *own = shared + shared_floats(m, rows) + omp_get_thread_num() * own_floats(m, rows);
         for (int l = 0; l < m->n_layers; l++) layer_step(m, m->layers + l, step, shared, own, &barrier);
-        Input in[MOST_ROWS];
-        float *normed = own + rows * input_floats(largest(m));
-        int64_t from, to;
-        for (int64_t b = 0; b < rows; b++) norm(step->x + b * hidden, m->norm, hidden, m->epsilon, normed + b * hidden);
-        inputs_of(normed, rows, hidden, own, in);
-        share(m->head.outputs, &from, &to);
-        multiply(&m->head, in, rows, from, to, step->logits, m->head.outputs, 0);
+        if (!step->logits) {
+            for (int64_t b = omp_get_thread_num(); b < rows; b += omp_get_num_threads())
+                norm(step->x + b * hidden, m->norm, hidden, m->epsilon, step->x + b * hidden);
+        } else {
+            Input in[MOST_ROWS];
+            float *normed = own + rows * input_floats(largest(m));
+            int64_t from, to;
+            for (int64_t b = 0; b < rows; b++) norm(step->x + b * hidden, m->norm, hidden, m->epsilon, normed + b * hidden);
+            inputs_of(normed, rows, hidden, own, in);
+            share(m->head.outputs, &from, &to);
+            multiply(&m->head, in, rows, from, to, step->logits, m->head.outputs, 0);
+        }
     }
 }
 

@@ -26,6 +26,7 @@ class Cache:
         values: of each layer, [R, K, C, D].
         key_scales: of each layer, [R, K, C] float16 where the type is int8, else None.
         value_scales: likewise.
+        of_addresses: what others keep that knows where the tensors lie; gone once they lie elsewhere.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Cache:
         device: torch.device,
     ) -> None:
         self.dtype = dtype
+        self.of_addresses: dict[object, Any] = {}
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.key_scales: list[Tensor | None] = []
@@ -70,6 +72,7 @@ class Cache:
 
         Where memory runs out in the middle, every row that is both in the old and in the new storage is whole.
         """
+        self.of_addresses.clear()
         sides: tuple[list[Any], ...] = (self.keys, self.values, self.key_scales, self.value_scales)
         for side in sides:
             for layer, old in enumerate(side):

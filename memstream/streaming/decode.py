@@ -1,4 +1,4 @@
-"""Decoding one token in each of B rows at fixed addresses; on a card, as one captured graph."""
+"""Decoding n tokens in each of B rows at fixed addresses; on a card, as one captured graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CAPTURING = threading.Lock()  # one capture at a time in a process
 
 
 class Decode:
-    """The decode step of B rows.
+    """The decode step of B rows: one token each, or n where some were drafted.
 
     On a card it is captured once as a CUDA graph and replayed for every token: what changes between tokens lies in the
     step's table, so evictions, new memory and rebases need no other graph. The model's forward stays Hugging Face's.
@@ -32,22 +32,23 @@ class Decode:
         model: the model.
         cache: its cache.
         rows: B.
+        n: tokens in each row.
     """
 
-    def __init__(self, model: StreamingModel, cache: Cache, *, rows: int) -> None:
+    def __init__(self, model: StreamingModel, cache: Cache, *, rows: int, n: int = 1) -> None:
         self._model = model
         self._graph: torch.cuda.CUDAGraph | None = None
         triton = triton_runs(cache.keys[0])
         self._capturable = cache.keys[0].is_cuda and triton and not model.reads_positions_on_host
-        self.step = Step(cache, model.ropes, rows=rows, n=1)
-        self._native = None if model.native is None else model.native.decode(cache, rows)
-        self.logits = torch.empty(rows, model.vocabulary, dtype=torch.float32, device=model.device)
+        self.step = Step(cache, model.ropes, rows=rows, n=n)
+        self._native = model.native if model.native is not None and model.native.is_few(self.step) else None
+        self.logits = torch.empty(rows, n, model.vocabulary, dtype=torch.float32, device=model.device)
 
     @torch.inference_mode()
-    def __call__(self, rows: Sequence[int], pieces: Sequence[Piece], tokens: Sequence[int]) -> Tensor:
-        """Computes one token in each row. Returns [B, V] float32 logits, the caller's own."""
+    def __call__(self, rows: Sequence[int], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Computes n tokens in each row. Returns [B, n, V] float32 logits, the caller's own."""
         with self._model.on_device():
-            self.step.fill(rows, pieces, [[token] for token in tokens])
+            self.step.fill(rows, pieces, tokens)
             if self._capturable and self._graph is None:
                 self._capture()
             if self._graph is not None:
@@ -59,11 +60,10 @@ class Decode:
     @torch.inference_mode()
     def compute(self) -> None:
         """The step itself: reads the table, writes the cache and ``logits``; memstream reads nothing on the host."""
-        if self._native is not None and self._model.native is not None:
-            self._model.native.one(self._native, self.step, self.logits)
+        if self._native is not None:
+            self._native.logits(self.step, self.logits)
             return
-        hidden = self._model.run(self.step)
-        self.logits.copy_(self._model.head(hidden[:, -1]))
+        self.logits.copy_(self._model.head(self._model.run(self.step)))
 
     def _capture(self) -> None:
         """Captures ``compute``; a model that cannot be captured is decoded kernel by kernel from then on."""

@@ -194,7 +194,7 @@ class StreamingModel:
     def run(self, step: Step) -> Tensor:
         """The forward itself, all on the device. Returns [B, n, E] last hidden states."""
         if self.native is not None and self.native.takes(step):
-            return self.native.pieces(step)
+            return self.native.hidden(step)
         step.prepare()
         output = self.body(input_ids=step.tokens, position_ids=step.position_ids, use_cache=False, memstream_step=step)
         return output.last_hidden_state  # type: ignore[no-any-return]

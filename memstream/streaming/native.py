@@ -1,7 +1,7 @@
 """The forward of models of Llama's shape over the native kernels, where their weights are packed on the CPU.
 
-One token a row is a single call. A piece of many tokens has its wide products made by torch, and only what lies
-between them here. What is neither goes through the model's own forward.
+A few tokens, of one row or of several, are a single call. A piece of many has its wide products made by torch, and only
+what lies between them here. What is neither goes through the model's own forward.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class NativeModel:
         self._norm: Tensor = self._body.norm.weight.detach()
         self._epsilon: float = self._body.norm.variance_epsilon
         self._scaling: float = self._body.layers[0].self_attn.scaling
+        self._native_layers = [layer for layer in map(_native_layer, layers) if layer is not None]
         whole_vectors = not (len(self._norm) % pieces.LANES or self._config.intermediate_size % pieces.LANES)
         self._takes_pieces = whole_vectors and all(
             product.is_wide
@@ -64,48 +65,57 @@ class NativeModel:
         )
 
     def takes(self, step: Step) -> bool:
-        """Whether ``pieces`` computes this step."""
+        """Whether ``hidden`` computes this step."""
+        return self.is_few(step) or self._is_coarse(step)
+
+    def is_few(self, step: Step) -> bool:
+        """Whether this step is a single call, which ``logits`` makes too."""
+        whole = self._head.native is not None and len(self._native_layers) == len(self._layers)
+        return whole and step.slots.numel() <= MOST_ROWS and step.cache.dtype == torch.float32
+
+    def _is_coarse(self, step: Step) -> bool:
         return self._takes_pieces and step.products is torch.bfloat16 and step.cache.dtype == torch.float32
 
-    def decode(self, cache: Cache, rows: int) -> NativeDecode | None:
-        """The decode step of B rows of a cache, for ``one``; None where there is none."""
-        if rows > MOST_ROWS or cache.dtype != torch.float32:
-            return None
-        layers = [_native_layer(layer) for layer in self._layers]
-        whole = [layer for layer in layers if layer is not None]
-        if self._head.native is None or len(whole) < len(layers):
-            return None
-        return NativeDecode(
-            whole,
-            self._norm,
-            self._head.native,
-            cache.keys,
-            cache.values,
-            heads=self._config.num_attention_heads,
-            inner=self._config.intermediate_size,
-            parts=PARTS,
-            epsilon=self._epsilon,
-            scaling=self._scaling,
-            rows=rows,
-        )
+    def hidden(self, step: Step) -> Tensor:
+        """The last hidden states [B, n, E] float32 of a step that it ``takes``."""
+        return self._few(step, None) if self.is_few(step) else self._piece(step)
 
-    def one(self, decode: NativeDecode, step: Step, logits: Tensor) -> None:
-        """One token in each row: writes the step's keys and values into its cache, and ``logits`` [B, V] float32."""
+    def logits(self, step: Step, logits: Tensor) -> None:
+        """Writes what the model says after each token of a step that ``is_few``: [B, n, V] float32."""
+        self._few(step, logits)
+
+    def _few(self, step: Step, logits: Tensor | None) -> Tensor:
         step.prepare()
-        x = self._embed(step.tokens)
-        cos, sin = self._turn(x, step)  # [B, 1, D]
-        on_cos, on_sin, _ = step.turns(self._rope)  # [B, P, D]
+        x: Tensor = self._embed(step.tokens)
+        cos, sin = (part[:, :, None] for part in self._turn(x, step))  # [B, n, 1, D]
+        on_cos, on_sin, _ = step.turns(self._rope)
+        on_cos, on_sin = on_cos[:, None], on_sin[:, None]  # [B, 1, P, D]
         # one turn after another: x -> c x + s P x, where P swaps pairs and P s P = -s
-        both_cos = torch.cat((cos, cos * on_cos - sin * on_sin), dim=1)
-        both_sin = torch.cat((sin, sin * on_cos + cos * on_sin), dim=1)
-        decode(x[:, 0], step.rows, step.positions, step.slots[:, 0], step.parts, both_cos, both_sin, logits)
+        both_cos = torch.cat((cos, cos * on_cos - sin * on_sin), dim=2)
+        both_sin = torch.cat((sin, sin * on_cos + cos * on_sin), dim=2)
+        decode = self._decoder(step.cache)
+        decode(x, step.rows, step.positions, step.slots, step.parts, both_cos, both_sin, logits)
+        return x
 
-    def pieces(self, step: Step) -> Tensor:
-        """A piece of n tokens in each row, of a step that ``takes`` has looked at.
+    def _decoder(self, cache: Cache) -> NativeDecode:
+        found: NativeDecode | None = cache.of_addresses.get(self)
+        if found is None:
+            assert self._head.native is not None
+            found = cache.of_addresses[self] = NativeDecode(
+                self._native_layers,
+                self._norm,
+                self._head.native,
+                cache.keys,
+                cache.values,
+                heads=self._config.num_attention_heads,
+                inner=self._config.intermediate_size,
+                parts=PARTS,
+                epsilon=self._epsilon,
+                scaling=self._scaling,
+            )
+        return found
 
-        Returns:
-            [B, n, E] float32 last hidden states.
-        """
+    def _piece(self, step: Step) -> Tensor:
         step.prepare()
         x = self._embed(step.tokens)
         shape = x.shape

@@ -193,7 +193,7 @@ def measure_models(results: Results, bandwidth: float) -> None:
                 kv_dtype=kv_dtype,
                 step_us=taken,
                 floor_us=floor,
-                captured=engine._decoders[rows]._graph is not None,
+                captured=engine._decoders[rows, 1]._graph is not None,
                 peak_bytes=torch.cuda.max_memory_allocated(),
             )
             del engine, admitted

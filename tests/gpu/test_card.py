@@ -58,14 +58,14 @@ def test_replay_equals_computing(family: str, kv_dtype: str) -> None:
             engine.set_memory(rows[turn % 2], tokens(3 + turn, seed=turn))
             for token in range(5, 11):
                 engine.step(rows, [token, token + 1])
-                decode = engine._decoders[2]
+                decode = engine._decoders[2, 1]
                 if not captured:
                     decode._capturable, decode._graph = False, None
                 seen += [row.logits for row in rows if row.logits is not None]
             for row in rows:
                 row.layout.close_group()
         assert all(row.layout.base > 0 for row in rows)
-        assert (engine._decoders[2]._graph is not None) == captured
+        assert (engine._decoders[2, 1]._graph is not None) == captured
         logits.append(torch.stack(seen))
     torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=0)  # the same kernels
 

@@ -140,7 +140,7 @@ def test_the_same_launches_for_every_token(family: str, kv_dtype: Any, launches:
         exchange(engine, row, 0, tokens(20))
         row.layout.open_group("turn")
     engine.step(rows, [5, 6])
-    decode = engine._decoders[2]
+    decode = engine._decoders[2, 1]
     first = step_under_the_spy(decode, launches)
     assert [name for name, *_ in first].count("attention") == 2  # layers
     assert [name for name, *_ in first].count("write") == 4
@@ -153,7 +153,7 @@ def test_the_same_launches_for_every_token(family: str, kv_dtype: Any, launches:
     assert rows[1].layout.start > 0
     rows[1].layout.open_group("later")
     engine.step(rows, [7, 8])
-    assert engine._decoders[2] is decode
+    assert engine._decoders[2, 1] is decode
     assert step_under_the_spy(decode, launches) == first
 
 

@@ -196,6 +196,60 @@ def test_a_decode_step_is_that_of_the_model(
     torch.testing.assert_close(got, expected, atol=EXACT if "-DPLAIN" in build.FLAGS else NEAR, rtol=0)
 
 
+@pytest.mark.usefixtures("either", "wide_in_float32")
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("family", SHAPED)
+def test_tokens_computed_at_once_are_to_the_bit_those_computed_one_by_one(family: str, bits: packed.Bits) -> None:
+    """So that drafts are checked by the very numbers that decoding without them would see."""
+    model = model_on_a_grid(family, bits)
+    pack(model, bits)
+    config = CacheConfig(cache_tokens=72, memory_tokens=12, evict_tokens=20, chunk_tokens=16)
+    engines = [Engine(StreamingModel(model), config, rows=2) for _ in range(2)]
+    for engine in engines:
+        engine.admit()
+    once, each = (engine.admit() for engine in engines)
+    for turn in range(6):
+        for engine, row in zip(engines, (once, each), strict=True):
+            row.layout.open_group(turn)
+            engine.feed(row, tokens(9 + 4 * turn, seed=turn))
+            engine.set_memory(row, tokens(5 + turn, seed=50 + turn))
+        for n in (2, 5, 16, 11):
+            ids = tokens(n, seed=100 * turn + n)[: 1 + engines[0].spare(once)]
+            got = engines[0].verify(once, ids) if len(ids) > 1 else None
+            seen = []
+            for token in ids:
+                engines[1].step([each], [token])
+                seen.append(each.logits)
+            if got is None:
+                engines[0].step([once], ids)
+                continue
+            assert torch.equal(got, torch.stack([logits for logits in seen if logits is not None]))
+        arcs = once.layout.window_arcs()
+        held = (engine.cache.read(row.index, arcs) for engine, row in zip(engines, (once, each), strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(*(parts.values() for parts in held), strict=True))
+        for row in (once, each):
+            row.layout.close_group()
+    assert once.layout.start > 0
+
+
+@pytest.mark.usefixtures("wide_in_float32")
+def test_few_tokens_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to sixteen, of one row or of several, in whatever way they come."""
+    model = model_on_a_grid("llama", 8)
+    pack(model, 8)
+    engine = Engine(StreamingModel(model), CacheConfig(cache_tokens=90, memory_tokens=20), rows=2)
+    monkeypatch.setattr(engine.model, "body", None)  # its own forward
+    rows = [engine.admit(), engine.admit()]
+    for row in rows:
+        row.layout.open_group(0)
+        engine.feed(row, tokens(20))
+    engine.set_memory(rows[0], tokens(16))
+    engine.verify(rows[0], tokens(16, seed=1))
+    engine.step(rows, [5, 6])
+    with pytest.raises(TypeError):
+        engine.feed(rows[0], tokens(17, seed=2))
+
+
 @pytest.mark.usefixtures("wide_in_float32")
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_any_number_of_threads_gives_the_same(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +309,7 @@ def test_what_the_native_step_does_not_take_runs_through_the_model(kv_dtype: str
     row.layout.open_group(0)
     engine.feed(row, tokens(9))
     engine.step([row], [5])
-    assert engine._decoders[1]._native is None
+    assert engine._decoders[1, 1]._native is None
     assert row.logits is not None
     assert row.logits.isfinite().all()
 
