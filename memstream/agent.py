@@ -315,6 +315,11 @@ class Agent:
 
     def run(self, conversation: Conversation, said: Said, config: GenerationConfig, call: Call) -> Iterator[str]:
         """Queues for the row, then lives the turns of one answer; ``call.reply`` has the report afterwards."""
+        if config.speculative and self._processors:
+            raise ConfigError(
+                f"GenerationConfig.speculative is {config.speculative}, but this agent has logits_processors; drafts are "
+                "checked against the likeliest token, so leave one of the two out"
+            )
         said, clock, queue, cancelled = self._taken(said), Clock(), conversation.queue, call.cancelled.is_set
         if not self._residents.enter(conversation, cancelled):
             call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
@@ -404,6 +409,8 @@ class Agent:
                         reply_tokens=decoding.n_tokens,
                         memory_tokens=layout.memory,
                         window_tokens=layout.window,
+                        drafted_tokens=conversation.speculation.drafted,
+                        accepted_tokens=conversation.speculation.accepted,
                     ),
                     timings=clock.timings(),
                     cache_bytes=self.cache_bytes,

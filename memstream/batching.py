@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from memstream.engine import Engine
 from memstream.streaming.row import Row
 
@@ -15,10 +17,12 @@ _PATIENCE_S = 0.004  # for those who took part in the last step and are choosing
 
 @dataclass(slots=True, eq=False)
 class _Ask:
-    """A token of one row that is to be fed."""
+    """A token of one row that is to be fed, and what may follow it."""
 
     row: Row
     token: int
+    draft: Sequence[int]
+    logits: Tensor | None = None
     woken: threading.Event = field(default_factory=threading.Event)
     done: bool = False
     error: BaseException | None = None
@@ -30,6 +34,9 @@ class Batch:
     There is no thread of its own: the first who asks leads, waits a little for those of the last step, and computes for
     all who have asked by then. Who asks while a forward runs goes along with the next. Nobody waits for a row that has
     ended, or whose reader is slow, longer than that little, once.
+
+    A row that steps alone may be given drafted tokens along with its own. Rows that step together are given none: their
+    forwards are as busy as they can be, and a draft would make all of them wait for what one may not need.
 
     Args:
         engine: of the rows.
@@ -43,13 +50,26 @@ class Batch:
         self._leading = False
         self._last = 1  # rows in the last step
 
-    def step(self, row: Row, token: int) -> None:
+    @property
+    def steps_alone(self) -> bool:
+        """Whether the last step was of one row."""
+        return self._last == 1
+
+    def step(self, row: Row, token: int, draft: Sequence[int] = ()) -> Tensor:
         """Feeds one token to a row and renews its ``logits``.
+
+        Args:
+            row: the row.
+            token: of it.
+            draft: tokens that may follow, at most ``Engine.spare``; they are fed too, unless another row steps along.
+
+        Returns:
+            [n, V] float32 logits after each token that was fed, ``token`` and the draft or ``token`` alone.
 
         Raises:
             Exception: what the forward raised, for each of its rows.
         """
-        ask = _Ask(row, token)
+        ask = _Ask(row, token, draft)
         with self._changed:
             self._asked.append(ask)
             lead = not self._leading
@@ -61,12 +81,14 @@ class Batch:
             self._lead()
         if ask.error is not None:
             raise ask.error
+        assert ask.logits is not None
+        return ask.logits
 
     def _lead(self) -> None:
         chosen = self._gathered()
         error: BaseException | None = None
         try:
-            self.engine.step([ask.row for ask in chosen], [ask.token for ask in chosen])
+            self._compute(chosen)
         except BaseException as raised:  # every row's thread raises it  # noqa: BLE001
             error = raised
         with self._changed:
@@ -77,6 +99,16 @@ class Batch:
                 self._asked[0].woken.set()  # leads the next step
         for ask in chosen:
             ask.woken.set()
+
+    def _compute(self, chosen: Sequence[_Ask]) -> None:
+        if len(chosen) == 1 and chosen[0].draft:
+            (ask,) = chosen
+            ask.logits = self.engine.verify(ask.row, [ask.token, *ask.draft])
+            return
+        self.engine.step([ask.row for ask in chosen], [ask.token for ask in chosen])
+        for ask in chosen:
+            assert ask.row.logits is not None
+            ask.logits = ask.row.logits[None]
 
     def _gathered(self) -> Sequence[_Ask]:
         """Those who have asked, once the rows of the last step are among them or the patience is over."""

@@ -259,6 +259,8 @@ class GenerationConfig(_Settings):
         seed: of the sampler; None draws one.
         timeout_s: most seconds of one reply; None is no limit.
         stop: texts that end a reply; they are not part of it.
+        speculative: most tokens drafted at once from what the row holds and computed along with the next one; the
+            reply stays the same. 0 is off. Needs ``temperature`` 0 and no other choice than the likeliest token.
     """
 
     max_new_tokens: int = 256
@@ -269,6 +271,7 @@ class GenerationConfig(_Settings):
     seed: int | None = None
     timeout_s: float | None = None
     stop: tuple[str, ...] = ()
+    speculative: int = 0
 
     def __post_init__(self) -> None:
         _check(self, "max_new_tokens", 1)
@@ -278,6 +281,12 @@ class GenerationConfig(_Settings):
         _check(self, "repetition_penalty", 0.01, 100.0)
         if self.timeout_s is not None:
             _check(self, "timeout_s", 0.0)
+        _check(self, "speculative", 0, 15)
+        if self.speculative and (self.temperature or self.repetition_penalty != 1.0):
+            raise ConfigError(
+                f"GenerationConfig.speculative is {self.speculative}; it needs temperature 0 and repetition_penalty 1, "
+                "since drafts are checked against the likeliest token"
+            )
         if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
             raise ConfigError(f"GenerationConfig.stop is {self.stop!r}; it must be a list of texts that are not empty")
         object.__setattr__(self, "stop", tuple(self.stop))

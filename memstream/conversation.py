@@ -21,6 +21,7 @@ from memstream.machine import out_of_memory
 from memstream.memory import TOOL_ROLES, ConversationHandle, Memory, Turn
 from memstream.queues import TurnQueue
 from memstream.report import Evicted, Held, Occupancy, Recalled
+from memstream.speculation import Speculation
 from memstream.streaming import snapshot
 from memstream.streaming.generate import Decoding
 from memstream.streaming.row import Row
@@ -65,7 +66,7 @@ class Conversation:
         system: str | None,
         tools: tuple[Tool, ...] = (),
     ) -> None:
-        self._batch = batch
+        self.speculation = Speculation(batch)
         self.engine = batch.engine
         self.template = template
         self.handle = handle
@@ -342,12 +343,13 @@ class Conversation:
             assert row.logits is not None
             return row.logits
 
+        self.speculation.begin()
         return Decoding(
             self.template.tokenizer,
             config,
             stop_ids=self.template.stop_ids,
             logits=logits,
-            advance=lambda token: self._batch.step(row, token),
+            advance=lambda token: self.speculation.advance(row, token, config.speculative),
             seen=lambda: row.window_ids,
             cancelled=cancelled,
             processors=processors,
@@ -355,6 +357,7 @@ class Conversation:
 
     def end(self, turn: Turn, decoding: Decoding) -> None:
         """Closes the exchange with the assistant's turn, after making the window say what the store says."""
+        self.speculation.end(self.resident)
         if decoding.unsaid:
             self.engine.retract(self.resident, decoding.n_tokens)
             self.engine.feed(self.resident, self.template.plain(turn.text))

@@ -199,6 +199,8 @@ class Usage:
         reply_tokens: of the reply, and of calls of tools.
         memory_tokens: of recalled text.
         window_tokens: what the window holds afterwards.
+        drafted_tokens: guessed at, where decoding is speculative.
+        accepted_tokens: those of them that the model chose too.
     """
 
     prompt_tokens: int = 0
@@ -206,6 +208,8 @@ class Usage:
     reply_tokens: int = 0
     memory_tokens: int = 0
     window_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,6 +166,8 @@ class Rounds:
                 last.usage,
                 prompt_tokens=sum(reply.usage.prompt_tokens for reply in replies),
                 reply_tokens=sum(reply.usage.reply_tokens for reply in replies),
+                drafted_tokens=sum(reply.usage.drafted_tokens for reply in replies),
+                accepted_tokens=sum(reply.usage.accepted_tokens for reply in replies),
             ),
             timings=self._clock.timings(),
         )

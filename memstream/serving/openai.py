@@ -211,6 +211,8 @@ class ChatRequest(_Strict):
         }
         n = self.max_completion_tokens or self.max_tokens or default.max_new_tokens
         given = {name: value for name, value in asked.items() if value is not None}
+        if self.temperature or self.repetition_penalty not in (None, 1.0):
+            given["speculative"] = 0  # which is for the likeliest tokens
         return dataclasses.replace(default, max_new_tokens=min(n, most), **given)
 
 
