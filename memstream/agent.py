@@ -317,8 +317,8 @@ class Agent:
         """Queues for the row, then lives the turns of one answer; ``call.reply`` has the report afterwards."""
         if config.speculative and self._processors:
             raise ConfigError(
-                f"GenerationConfig.speculative is {config.speculative}, but this agent has logits_processors; drafts are "
-                "checked against the likeliest token, so leave one of the two out"
+                f"GenerationConfig.speculative is {config.speculative}, but this agent has logits_processors; drafts "
+                "are checked against the likeliest token, so leave one of the two out"
             )
         said, clock, queue, cancelled = self._taken(said), Clock(), conversation.queue, call.cancelled.is_set
         if not self._residents.enter(conversation, cancelled):

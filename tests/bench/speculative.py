@@ -45,9 +45,7 @@ LINES = "\n".join(
         )
     )
 )
-ITEMS = (
-    "- two loaves of rye bread\n- a kilogram of flour\n- six eggs\n- unsalted butter, 250 grams\n- a lemon\n- dark chocolate"
-)
+ITEMS = "- two loaves of rye bread\n- a kilogram of flour\n- six eggs\n- unsalted butter, 250 grams\n- a lemon\n- dark chocolate"
 REPETITIVE = (
     f"Repeat the following text word for word.\n\n{PARAGRAPH}",
     f"Copy these log lines exactly, one by one.\n\n{LINES}",

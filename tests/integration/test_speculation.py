@@ -93,7 +93,9 @@ def test_every_family_says_the_same_and_holds_the_same(family: str, oracle: Orac
         assert (layout.start, layout.end, layout.base) == (layout_too.start, layout_too.end, layout_too.base)
         arcs = layout.window_arcs()
         for held, held_too in zip(
-            engine.cache.read(row.index, arcs).values(), plain_engine.cache.read(plain.index, arcs).values(), strict=True
+            engine.cache.read(row.index, arcs).values(),
+            plain_engine.cache.read(plain.index, arcs).values(),
+            strict=True,
         ):
             torch.testing.assert_close(held, held_too, atol=EXACT, rtol=0)
 
@@ -258,7 +260,12 @@ def test_a_sampling_client_of_a_speculative_server_is_served(make: Any) -> None:
     from memstream.serving.openai import ChatRequest
 
     said = {"model": "m", "messages": [{"role": "user", "content": "amber"}]}
-    for asked, expected in (({}, 4), ({"temperature": 0}, 4), ({"temperature": 0.7}, 0), ({"repetition_penalty": 1.2}, 0)):
+    for asked, expected in (
+        ({}, 4),
+        ({"temperature": 0}, 4),
+        ({"temperature": 0.7}, 0),
+        ({"repetition_penalty": 1.2}, 0),
+    ):
         assert ChatRequest(**said, **asked).generation(config(4), 64).speculative == expected
 
 
