@@ -164,7 +164,8 @@ class Agent:
         except BaseException:
             opened.close()
             raise
-        self._residents = Residents(Batch(self._engine, most=rows), self._template, system=system)
+        self._batch = Batch(self._engine, most=rows)
+        self._residents = Residents(self._batch, self._template, system=system)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
         self._keeping = threading.Lock()
@@ -448,6 +449,11 @@ class Agent:
     def cache_bytes(self) -> int:
         """Bytes of the key/value cache, and of the summarising model's; they never change."""
         return self._engine.cache_bytes + (self._summarizer.cache_bytes if self._summarizer is not None else 0)
+
+    @property
+    def n_decoded(self) -> int:
+        """Tokens of replies computed so far, of all conversations."""
+        return self._batch.n_tokens
 
     def release(self, conversation: Conversation) -> None:
         """Takes note that a session was closed; with the last one the conversation is saved and given up."""

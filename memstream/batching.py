@@ -34,6 +34,9 @@ class Batch:
     Args:
         engine: of the rows.
         most: rows in one step.
+
+    Attributes:
+        n_tokens: how many were fed, of all rows.
     """
 
     def __init__(self, engine: Engine, *, most: int) -> None:
@@ -42,6 +45,7 @@ class Batch:
         self._asked: list[_Ask] = []
         self._leading = False
         self._last = 1  # rows in the last step
+        self.n_tokens = 0
 
     def step(self, row: Row, token: int) -> None:
         """Feeds one token to a row and renews its ``logits``.
@@ -70,6 +74,7 @@ class Batch:
         except BaseException as raised:  # every row's thread raises it  # noqa: BLE001
             error = raised
         with self._changed:
+            self.n_tokens += len(chosen) if error is None else 0
             for ask in chosen:
                 ask.done, ask.error = True, error
             self._leading = bool(self._asked)

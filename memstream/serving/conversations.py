@@ -111,6 +111,8 @@ def forget(
         receipt = agent.forget_in(scope, memory)
     except InputError as error:
         raise HTTPException(404, str(error)) from error
+    turns: Turns = http.app.state.turns
+    turns.loop.call_soon_threadsafe(turns.forget_reports, scope)
     return {"object": "memory.forgotten", **as_json(receipt)}
 
 
