@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         MissingExtraError,
         ModelError,
         ModelNotFoundError,
+        OverloadedError,
         ReplayError,
         StoreCorruptError,
         StoreError,
@@ -31,8 +32,20 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from memstream.replay import Replay, ReplayConfig
-    from memstream.report import Citation, Evicted, ForgetReceipt, Recalled, Reply, Timings, Usage, Why
+    from memstream.report import (
+        Citation,
+        EngineState,
+        Evicted,
+        ForgetReceipt,
+        Recalled,
+        Reply,
+        Timings,
+        ToolCall,
+        Usage,
+        Why,
+    )
     from memstream.session import Session
+    from memstream.tools import Tool
 
 __version__ = "0.1.0"
 
@@ -51,6 +64,7 @@ _HOMES = {
         "MissingExtraError",
         "ModelError",
         "ModelNotFoundError",
+        "OverloadedError",
         "ReplayError",
         "StoreCorruptError",
         "StoreError",
@@ -58,8 +72,20 @@ _HOMES = {
         "UnsupportedModelError",
     ),
     "memstream.replay": ("Replay", "ReplayConfig"),
-    "memstream.report": ("Citation", "Evicted", "ForgetReceipt", "Recalled", "Reply", "Timings", "Usage", "Why"),
+    "memstream.report": (
+        "Citation",
+        "EngineState",
+        "Evicted",
+        "ForgetReceipt",
+        "Recalled",
+        "Reply",
+        "Timings",
+        "ToolCall",
+        "Usage",
+        "Why",
+    ),
     "memstream.session": ("Session",),
+    "memstream.tools": ("Tool",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -72,6 +98,7 @@ __all__ = [
     "ConfigError",
     "ConversationBusyError",
     "DimensionMismatchError",
+    "EngineState",
     "Evicted",
     "ForgetReceipt",
     "GenerationConfig",
@@ -81,6 +108,7 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "ModelNotFoundError",
+    "OverloadedError",
     "RecallConfig",
     "Recalled",
     "Replay",
@@ -92,6 +120,8 @@ __all__ = [
     "StoreError",
     "StoreVersionError",
     "Timings",
+    "Tool",
+    "ToolCall",
     "UnsupportedModelError",
     "Usage",
     "Why",

@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self, get_args
 from uuid import uuid4
@@ -23,20 +23,22 @@ from memstream.config import (
     SummarizerChoice,
     WeightsChoice,
     default_store,
+    limit_of,
     read_toml,
     retention_of,
 )  # fmt: skip
-from memstream.conversation import Conversation, checked
+from memstream.conversation import Conversation
 from memstream.engine import Engine
 from memstream.errors import ConfigError
+from memstream.exchange import Said, taken, taken_results
 from memstream.memory import (
     ConversationInfo,
     CrossEncoderReranker,
     Document,
     Embedder,
-    Hourly,
     Memory,
     Part,
+    Regularly,
     Reranker,
     Scope,
     SentenceTransformerEmbedder,
@@ -46,11 +48,17 @@ from memstream.memory import (
 )
 from memstream.model_summarizer import ModelSummarizer
 from memstream.models import DEFAULT_MODEL, LoadedModel, fingerprint_of, load_model
-from memstream.report import Added, AddedDocuments, Clock, ForgetReceipt, Recalled, Reply, Usage
+from memstream.privacy import Redactor
+from memstream.privacy import redact as redact_text
+from memstream.report import Added, AddedDocuments, Clock, EngineState, ForgetReceipt, Recalled, Reply, Usage
 from memstream.residents import Residents
+from memstream.rounds import Rounds, turn_of
 from memstream.session import Call, Session
 from memstream.streaming.model import StreamingModel
+from memstream.swap import swap_room
 from memstream.template import ChatTemplate, eos_ids_of
+from memstream.tools import Schema, Tool, as_tools
+from memstream.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +85,18 @@ class Agent:
             from turns, in order, to a text.
         rows: how many conversations have a cache of their own, and reply at once from as many threads; their tokens
             are decoded together. The others wait for a row, as snapshots.
+        swap_bytes: what conversations without a row may take, in memory and in files beside the store; those unused for
+            longest go first, and are read again from their turns when they talk. None: a tenth of the memory and of
+            the disk space that are free now.
+        max_waiting: so many turns may wait for a row, or for an earlier turn of their conversation; one more is
+            refused at once. None: any number may.
         reranker: reads the best hits again and puts them in order: a ``Reranker``, or the folder or hub id of a
             sentence-transformers cross-encoder; None: none does.
+        tools: functions the model may call, see ``Tool.of``; they are told to it in the system turn. A call is run at
+            once, and the model goes on with the result.
+        max_tool_rounds: how often the model may call tools before it must answer.
+        redact: takes personal data out of what users say and tools return before it is stored, embedded, logged or
+            shown to the model, such as ``memstream.privacy.redact``; None: texts stay as they are.
         retention_days: turns (and facts not pinned) of this namespace that are older are forgotten, now and every hour.
         chat_template: a Jinja template, for a base model.
         logits_processors: transformers logits processors; they see the window and the reply so far.
@@ -108,7 +126,12 @@ class Agent:
         embedder: Embedder | None = None,
         summarizer: SummarizerChoice | Summarizer = "extractive",
         rows: int = 1,
+        swap_bytes: int | None = None,
+        max_waiting: int | None = None,
         reranker: Reranker | str | os.PathLike[str] | None = None,
+        tools: Sequence[Tool | Callable[..., Any] | Schema] = (),
+        max_tool_rounds: int = 4,
+        redact: Redactor | None = None,
         retention_days: float | None = None,
         chat_template: str | None = None,
         logits_processors: Sequence[Any] = (),
@@ -120,9 +143,17 @@ class Agent:
         self.namespace = namespace
         self.system = system
         self.retention = retention_of(retention_days)
+        max_waiting, swap_bytes = limit_of("max_waiting", max_waiting), limit_of("swap_bytes", swap_bytes)
         self.cache = cache or CacheConfig()
         self.generation = generation or GenerationConfig()
         self._processors = logits_processors
+        if redact is not None and not callable(redact):
+            raise ConfigError(f"redact is {redact!r}; give a function of a text, such as memstream.privacy.redact")
+        self.redact = redact
+        self.tools = as_tools(tools)
+        if not isinstance(max_tool_rounds, int) or max_tool_rounds < 0:
+            raise ConfigError(f"max_tool_rounds is {max_tool_rounds!r}; it is a number of rounds, 0 or more")
+        self._max_tool_rounds = max_tool_rounds
         if not callable(summarizer) and summarizer not in get_args(SummarizerChoice):
             raise ConfigError(f"summarizer is {summarizer!r}; allowed: 'extractive', 'model', or a function of turns")
         if isinstance(model, (str, os.PathLike)):
@@ -143,7 +174,7 @@ class Agent:
         if not isinstance(rows, int) or rows < 1:
             raise ConfigError(f"rows is {rows!r}; it is the number of caches, at least 1")
         self._engine = Engine(StreamingModel(model, fingerprint=fingerprint), self.cache, rows=rows)
-        opening = self._template.opening(system)
+        opening = self._template.opening(system, [tool.schema for tool in self.tools])
         self._engine.pinned(len(opening.tokens) if opening.pinned else 0)
         self._summarizer: ModelSummarizer | None = None
         if summarizer == "model":
@@ -164,15 +195,23 @@ class Agent:
         except BaseException:
             opened.close()
             raise
-        self._batch = Batch(self._engine, most=rows)
-        self._residents = Residents(self._batch, self._template, system=system)
+        self._residents = Residents(
+            Batch(self._engine, most=rows),
+            self._template,
+            system=system,
+            tools=self.tools,
+            swap=swap_room(swap_bytes, opened.path),
+            max_waiting=max_waiting,
+        )
+        self._watch = Watch(self._residents, self._engine, opened.path)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kept: OrderedDict[Scope, Session] = OrderedDict()  # of the short forms; the last one used comes last
         self._keeping = threading.Lock()
         self._passing: Memory | None = None  # of conversations that are not kept
-        self._hourly: Hourly | None = None
+        self._hourly: Regularly | None = None
         if self.retention is not None:
-            self._hourly = Hourly(self._expire)  # also now, before anything is recalled
+            self._expire()  # before anything is recalled
+            self._hourly = Regularly("retention", self._expire, every_s=3600.0)
         if self.memory.config.enabled:
             self.memory.warm_up()
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -180,6 +219,8 @@ class Agent:
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str], **overrides: Any) -> Self:
         """Builds an agent from a TOML file: top-level keys as in ``Agent``, tables ``cache recall generation``.
+
+        ``redact = true`` stands for ``memstream.privacy.redact``.
 
         Raises:
             ConfigError: the file cannot be read, or holds an unknown key or a value out of range.
@@ -197,7 +238,7 @@ class Agent:
         }
         plain = (
             "model", "system", "store", "namespace", "summarizer", "reranker", "retention_days", "chat_template",
-            "device", "weights", "revision", "rows",
+            "device", "weights", "revision", "rows", "swap_bytes", "max_waiting", "redact", "max_tool_rounds",
         )  # fmt: skip
         unknown = sorted(set(values) - set(tables) - set(plain))
         if unknown:
@@ -205,6 +246,9 @@ class Agent:
         for name, settings in tables.items():
             if name in values:
                 values[name] = settings.from_mapping(values[name])
+        if not isinstance(asked := values.get("redact", False), bool):
+            raise ConfigError(f"redact is {asked!r} in {where}; allowed: true, false")
+        values["redact"] = redact_text if asked else None
         return cls(**{**values, **overrides})
 
     # Talking
@@ -232,6 +276,7 @@ class Agent:
         name: str = DEFAULT_CONVERSATION,
         namespace: str | None = None,
         system: str | None = None,
+        tools: Sequence[Tool | Callable[..., Any] | Schema] | None = None,
         keep: bool = True,
         wait_s: float = 0.0,
     ) -> Session:
@@ -242,6 +287,8 @@ class Agent:
             name: of the conversation; an existing one is continued.
             namespace: another than the agent's own.
             system: the system text this session's turns are lived under; None: the agent's.
+            tools: what the model may call in this session's turns; None: the agent's. Calls of a tool given as a schema
+                end the reply: whoever asked makes them, and says their results next.
             keep: False: nothing is stored or recalled, and all of it is gone when the session is closed.
             wait_s: how long to wait for another process that owns it.
 
@@ -250,7 +297,12 @@ class Agent:
         """
         scope = Scope(namespace or self.namespace, user, name if keep else f"passing {uuid4()}")
         conversation = self._residents.acquire(scope, self.memory if keep else self._unkept(), wait_s)
-        session = Session(self, conversation, system=self.system if system is None else system)
+        session = Session(
+            self,
+            conversation,
+            system=self.system if system is None else system,
+            tools=self.tools if tools is None else as_tools(tools),
+        )
         self._sessions.add(session)
         return session
 
@@ -261,21 +313,27 @@ class Agent:
                 self._passing = Memory(SqlStore.open("memory"), None, RecallConfig(enabled=False))
             return self._passing
 
-    def run(self, conversation: Conversation, text: str, config: GenerationConfig, call: Call) -> Iterator[str]:
-        """Queues for the row, then lives one turn; ``call.reply`` has the report afterwards."""
-        text, clock, queue, cancelled = checked(text), Clock(), conversation.queue, call.cancelled.is_set
-        if not queue.enter(cancelled):
+    def run(self, conversation: Conversation, said: Said, config: GenerationConfig, call: Call) -> Iterator[str]:
+        """Queues for the row, then lives the turns of one answer; ``call.reply`` has the report afterwards."""
+        said, clock, queue, cancelled = self._taken(said), Clock(), conversation.queue, call.cancelled.is_set
+        if not self._residents.enter(conversation, cancelled):
             call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
             return
         try:
-            conversation.speak_under(call.system)
+            conversation.speak_under(call.system, call.tools)
             if not self._residents.make_resident(conversation, cancelled):
                 call.reply = Reply(text="", finish_reason="cancelled", cache_bytes=self.cache_bytes)
                 return
             clock.lap("wait_ms")
             call.waits = False
-            with contextlib.closing(self._turn(conversation, text, config, call, clock)) as turn:
-                for piece in turn:
+            role, text = turn_of(conversation, said)
+
+            def live(role: str, text: str) -> Generator[str, None, None]:
+                return self._turn(conversation, role, text, config, call, clock)
+
+            rounds = Rounds(conversation, live, call, clock, most=self._max_tool_rounds, redact=self.redact)
+            with contextlib.closing((rounds.answer if conversation.tools else live)(role, text)) as pieces:
+                for piece in pieces:
                     queue.suspended()
                     yield piece
                     queue.resumed()
@@ -283,14 +341,14 @@ class Agent:
             queue.leave()
 
     def _turn(
-        self, conversation: Conversation, text: str, config: GenerationConfig, call: Call, clock: Clock
+        self, conversation: Conversation, role: str, text: str, config: GenerationConfig, call: Call, clock: Clock
     ) -> Generator[str, None, None]:
         """The life of a turn: store, plan, recall, prefill, decode, store, report."""
         handle, memory, cancelled = conversation.handle, conversation.memory, call.cancelled.is_set
-        tokens = conversation.user_tokens(text)
+        tokens = conversation.turn_tokens(role, text)
         try:
-            # 1. The user's turn is in the store before anything is computed.
-            conversation.begin(handle.turn(handle.begin_turn("user", text, len(tokens))))
+            # 1. What was said, by a user or by tools, is in the store before anything is computed.
+            conversation.begin(handle.turn(handle.begin_turn(role, text, len(tokens))))
             clock.lap("store_ms")
 
             # 2. What will still be in the window is known from integers; everything else can be recalled.
@@ -324,7 +382,13 @@ class Agent:
             finally:
                 clock.lap("decode_ms")
                 whole = decoding.finish_reason in ("stop", "length")
-                handle.finish_turn(assistant, decoding.text, decoding.n_tokens, "complete" if whole else "cut")
+                handle.finish_turn(
+                    assistant,
+                    decoding.text,
+                    decoding.n_tokens,
+                    "complete" if whole else "cut",
+                    role=conversation.role_of(decoding.text),
+                )
                 conversation.end(handle.turn(assistant), decoding)
 
                 # 6. What left the window is summarised off the reply's path. 7. The caller gets the report.
@@ -353,17 +417,21 @@ class Agent:
             conversation.drop()  # rebuilt from the store next time, so that store and cache never disagree
             raise
 
-    def take_in(self, conversation: Conversation, user: str, assistant: str, system: str | None) -> Added:
+    def _taken(self, said: Said) -> Said:
+        return taken(said, self.redact) if isinstance(said, str) else taken_results(said, self.redact)
+
+    def take_in(self, conversation: Conversation, user: Said, assistant: str, call: Call) -> Added:
         """Stores and prefills an exchange that happened elsewhere; nothing is recalled or generated."""
-        user, assistant = checked(user), checked(assistant)
+        user, assistant = self._taken(user), taken(assistant, self.redact) if assistant else ""
         with conversation.queue:
-            conversation.speak_under(system)
+            conversation.speak_under(call.system, call.tools)
             self._residents.make_resident(conversation, lambda: False)
-            tokens, handle = conversation.exchange_tokens(user, assistant), conversation.handle
+            role, text = turn_of(conversation, user)
+            tokens, handle = conversation.exchange_tokens(role, text, assistant), conversation.handle
             try:
-                said = handle.begin_turn("user", user, len(tokens))
+                said = handle.begin_turn(role, text, len(tokens))
                 answered = handle.begin_turn("assistant", "", 0)
-                handle.finish_turn(answered, assistant, 0, "complete")
+                handle.finish_turn(answered, assistant, 0, "complete", role=conversation.role_of(assistant))
                 conversation.take_in(handle.turn(said), handle.turn(answered), tokens)
             except BaseException:
                 conversation.drop()
@@ -376,6 +444,17 @@ class Agent:
             handle = conversation.handle
             handle.supersede([later.id for later in handle.turns(first=turn.sequence)] or [turn.id])
             conversation.drop()
+
+    def recalled_for(self, conversation: Conversation, text: str) -> list[Recalled]:
+        """What would be recalled for a text by itself, were nothing in the window."""
+        found = conversation.memory.recall(
+            conversation.handle.scope,
+            [taken(text, self.redact)],
+            window_from=None,
+            budget_tokens=conversation.note_budget(),
+            count_tokens=conversation.count_note,
+        )
+        return list(found.notes)
 
     # Remembering and forgetting
 
@@ -424,7 +503,7 @@ class Agent:
         """``forget`` in the scope of an open conversation."""
         seen = self._residents.sharing_memory(scope)
         with self._residents.paused(seen):
-            caches = sum(conversation.row is not None for conversation in seen)
+            caches = sum(conversation.is_cached for conversation in seen)
             try:
                 receipt = self.memory.forget(scope, id)
             finally:
@@ -447,13 +526,12 @@ class Agent:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the key/value cache, and of the summarising model's; they never change."""
+        """Bytes of the key/value cache, and of the summarising model's. They change only where memory runs out."""
         return self._engine.cache_bytes + (self._summarizer.cache_bytes if self._summarizer is not None else 0)
 
-    @property
-    def n_decoded(self) -> int:
-        """Tokens of replies computed so far, of all conversations."""
-        return self._batch.n_tokens
+    def state(self) -> EngineState:
+        """What the rows, the conversations and the memory are like now, and what was done so far."""
+        return dataclasses.replace(self._watch.state(), cache_bytes=self.cache_bytes)
 
     def release(self, conversation: Conversation) -> None:
         """Takes note that a session was closed; with the last one the conversation is saved and given up."""
@@ -480,6 +558,7 @@ class Agent:
             session.end_calls()
         if self._hourly is not None:
             self._hourly.stop()
+        self._watch.stop()
         if self._residents.close():
             if self._summarizer is not None:
                 self._summarizer.stop()

@@ -34,9 +34,6 @@ class Batch:
     Args:
         engine: of the rows.
         most: rows in one step.
-
-    Attributes:
-        n_tokens: how many were fed, of all rows.
     """
 
     def __init__(self, engine: Engine, *, most: int) -> None:
@@ -45,13 +42,12 @@ class Batch:
         self._asked: list[_Ask] = []
         self._leading = False
         self._last = 1  # rows in the last step
-        self.n_tokens = 0
 
     def step(self, row: Row, token: int) -> None:
         """Feeds one token to a row and renews its ``logits``.
 
         Raises:
-            Exception: what the forward raised; its rows are as they were.
+            Exception: what the forward raised, for each of its rows.
         """
         ask = _Ask(row, token)
         with self._changed:
@@ -74,7 +70,6 @@ class Batch:
         except BaseException as raised:  # every row's thread raises it  # noqa: BLE001
             error = raised
         with self._changed:
-            self.n_tokens += len(chosen) if error is None else 0
             for ask in chosen:
                 ask.done, ask.error = True, error
             self._leading = bool(self._asked)

@@ -87,6 +87,17 @@ def retention_of(days: float | None) -> timedelta | None:
     return timedelta(days=days)
 
 
+def limit_of(name: str, value: int | None) -> int | None:
+    """A number that something may reach at most; None where there is no limit.
+
+    Raises:
+        ConfigError: it is not a whole number of at least 0.
+    """
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 0, or left out")
+    return value
+
+
 class _Settings:
     """Reading from mappings, shared by every settings class; unknown keys are errors."""
 

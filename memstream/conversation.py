@@ -2,71 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from memstream.batching import Batch
 from memstream.config import GenerationConfig
-from memstream.engine import TurnQueue
-from memstream.errors import CapacityError, InputError, StoreError
-from memstream.memory import ConversationHandle, Memory, Turn
+from memstream.errors import CapacityError, StoreError
+from memstream.exchange import Exchange, exchanges
+from memstream.machine import out_of_memory
+from memstream.memory import TOOL_ROLES, ConversationHandle, Memory, Turn
+from memstream.queues import TurnQueue
 from memstream.report import Evicted, Held, Occupancy, Recalled
 from memstream.streaming import snapshot
 from memstream.streaming.generate import Decoding
 from memstream.streaming.row import Row
+from memstream.swap import Swapped
 from memstream.template import ChatTemplate, Opening
+from memstream.tools import RESPONSE, Tool, parse_calls, without_frames
 
 log = logging.getLogger(__name__)
 
 OPENING = -1  # group key of what precedes the first user turn; turns are numbered from 0
 NOTES_HEAD = "Notes from earlier in our conversation:"
 NOTES_REPLY = "OK."
-
-
-@dataclass(slots=True)
-class Exchange:
-    """A user turn and what answered it; ``key``, the first turn's sequence, names its group of tokens."""
-
-    key: int
-    turns: list[Turn] = field(default_factory=list)
-
-    @property
-    def user(self) -> str:
-        return "\n".join(turn.text for turn in self.turns if turn.role == "user")
-
-    @property
-    def assistant(self) -> str:
-        return "\n".join(turn.text for turn in self.turns if turn.role == "assistant")
-
-
-def exchanges(turns: Iterable[Turn]) -> list[Exchange]:
-    """Groups turns into exchanges: each user turn begins one."""
-    found: list[Exchange] = []
-    for turn in turns:
-        if turn.role == "user" or not found:
-            found.append(Exchange(turn.sequence))
-        found[-1].turns.append(turn)
-    return found
-
-
-def checked(text: str) -> str:
-    """The text as it is stored and as the model sees it: NUL, which no store holds, becomes U+FFFD.
-
-    Raises:
-        InputError: not a text, or an empty one.
-    """
-    if not isinstance(text, str):
-        raise InputError(f"a turn must be a str, not {type(text).__name__}")
-    if not text.strip():
-        raise InputError("the text is empty; say something")
-    return text.replace("\0", "\ufffd")
 
 
 def note_line(text: str) -> str:
@@ -83,10 +49,21 @@ class Conversation:
         handle: its stored turns, owned by this process.
         memory: what its turns recall from.
         system: the system text, or None.
+        tools: what the model may call.
+
+    Attributes:
+        tools: what it may call now.
     """
 
     def __init__(
-        self, batch: Batch, template: ChatTemplate, handle: ConversationHandle, memory: Memory, *, system: str | None
+        self,
+        batch: Batch,
+        template: ChatTemplate,
+        handle: ConversationHandle,
+        memory: Memory,
+        *,
+        system: str | None,
+        tools: tuple[Tool, ...] = (),
     ) -> None:
         self._batch = batch
         self.engine = batch.engine
@@ -98,9 +75,9 @@ class Conversation:
         self.used = 0.0  # when a turn of it last began; monotonic
         self._n_forgotten = handle.n_forgotten()  # when the row was loaded
         self.window: deque[Exchange] = deque()  # exchanges whose tokens are in the window, oldest first
-        self._parked: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # state of a store that keeps no files
-        self._system = system
-        self._begins_with(template.opening(system))
+        self.swapped = Swapped(handle)
+        self._opening = Opening([], False, "")
+        self._begin_with(system, tools)
 
     @property
     def resident(self) -> Row:
@@ -108,84 +85,95 @@ class Conversation:
         assert self.row is not None
         return self.row
 
-    def _begins_with(self, opening: Opening) -> None:
-        self._opening, engine, template = opening, self.engine, self.template
+    def _begin_with(self, system: str | None, tools: tuple[Tool, ...]) -> None:
+        opening, engine, template = self.template.opening(system, [t.schema for t in tools]), self.engine, self.template
+        engine.pinned(len(opening.tokens) if opening.pinned else 0)
+        if opening != self._opening:
+            self.drop()
+        self._system, self.tools, self._opening = system, tools, opening
         told = hashlib.sha256(repr((opening, template.user_prefix, template.user_suffix)).encode()).hexdigest()
         model = f"{engine.model.fingerprint}:{told[:16]}"
         self._fingerprint = snapshot.fingerprint(model, engine.config, engine.cache.dtype)
 
-    def speak_under(self, system: str | None) -> None:
-        """Takes another system text from now on; the latest exchanges are prefilled again behind it.
+    def speak_under(self, system: str | None, tools: tuple[Tool, ...]) -> None:
+        """Takes another system text or other tools from now on; the latest exchanges are prefilled again behind them.
 
         Raises:
-            CapacityError: it is too long to be pinned.
+            CapacityError: they are too long to be pinned.
             ConfigError: the chat template takes none.
         """
-        if system == self._system:
-            return
-        opening = self.template.opening(system)
-        self.engine.pinned(len(opening.tokens) if opening.pinned else 0)
-        self.drop()
-        self._system = system
-        self._begins_with(opening)
+        if system != self._system or tools is not self.tools:
+            self._begin_with(system, tools)
 
     # Residence
 
-    def load(self) -> None:
-        """Brings the conversation into a row: from its snapshot, or by prefilling the latest stored exchanges."""
-        if self.row is not None:
-            return
-        self._n_forgotten = self.handle.n_forgotten()
-        saved = self._parked or self._saved()
-        self._parked = None
+    def reserve(self) -> None:
+        """Takes a free row, for ``load`` to fill."""
         pinned = len(self._opening.tokens) if self._opening.pinned else 0
         self.row = self.engine.admit(pinned_tokens=pinned)
+
+    def load(self) -> None:
+        """Fills the row: from the conversation's snapshot, or by prefilling the latest stored exchanges."""
+        row, began = self.resident, time.perf_counter()
         try:
-            if saved is not None:
-                snapshot.put(self.engine.cache, self.row, *saved)
-                keys = [
-                    group.key for group in self.row.layout.closed if isinstance(group.key, int) and group.key != OPENING
-                ]
+            self._n_forgotten = self.handle.n_forgotten()
+            state = self.engine.relieved(partial(self.swapped.find, self._state_name))
+            if state is not None:
+                self.engine.put(row, state)
+                keys = [group.key for group in row.layout.closed if isinstance(group.key, int) and group.key != OPENING]
                 turns = self.handle.turns(first=min(keys)) if keys else []
                 self.window = deque(exchange for exchange in exchanges(turns) if exchange.key in keys)
+                self.engine.counts.add(swap_ins=1, swap_in_ms=1e3 * (time.perf_counter() - began))
             else:
                 self._rebuild()
+                self.engine.counts.add(rebuilds=len(self.window) > 0)
+            self.swapped.drop()
             self.handle.window_begins(self.window[0].key if self.window else self.handle.next_sequence())
         except BaseException:
             self.drop()
             raise
 
-    def unload(self) -> None:
-        """Saves the row as a snapshot and frees it; where the disk refuses, the next load prefills what is stored."""
+    @property
+    def _state_name(self) -> str:
+        """Names what a state can be put back into, and what had been forgotten by then."""
+        return f"{self._fingerprint}:{self._n_forgotten}"
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether its keys and values are in memory, in a row or without one."""
+        return self.row is not None or self.swapped.memory_bytes > 0
+
+    def park(self) -> None:
+        """Frees the row and keeps its state in memory, where the next ``load`` finds it bit for bit."""
         self.check_forgotten()
         if self.row is None:
             return
+        began = time.perf_counter()
         try:
             self.take_evicted()
             if self.row.logits is not None:
-                self._save(snapshot.take(self.engine.cache, self.row))
-        except StoreError as error:
+                self.swapped.keep(self._state_name, self.engine.take(self.row))
+                self.engine.counts.add(swap_outs=1, swap_out_ms=1e3 * (time.perf_counter() - began))
+        except Exception as error:
+            if not isinstance(error, StoreError) and not out_of_memory(error):
+                raise
             log.warning("%s; the conversation will be rebuilt from its stored turns", error)
         finally:
             self._leave()
 
-    def _save(self, state: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
-        path = self.handle.snapshot_path
-        if path is None:
-            self._parked = state
-        else:
-            name = f"{self._fingerprint}:{self._n_forgotten}"
-            snapshot.save(path, *state, fingerprint=name)
-            self.handle.record_snapshot(name, self.handle.next_sequence() - 1, self._n_forgotten)
+    def save(self, room_bytes: int) -> None:
+        """Frees the row, and moves the state into the snapshot's file; see ``Swapped.write``."""
+        self.park()
+        self.swapped.write(self._n_forgotten, room_bytes)
 
     def check_forgotten(self) -> None:
-        """Drops the row where something of this user was forgotten since it was loaded, by whatever process."""
+        """Drops row and state where something of this user was forgotten since it was loaded, by whatever process."""
         if self.handle.n_forgotten() != self._n_forgotten:
             self.drop()
 
     def drop(self) -> None:
         """Frees the row and forgets its state; the next load prefills from what is stored."""
-        self._parked = None
+        self.swapped.drop()
         self._leave()
 
     def _leave(self) -> None:
@@ -194,11 +182,6 @@ class Conversation:
             self.engine.leave(self.row)
             self.row = None
         self.window.clear()
-
-    def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        name = f"{self._fingerprint}:{self._n_forgotten}"
-        path: Path | None = self.handle.find_snapshot(name, self.handle.next_sequence() - 1)
-        return snapshot.load(path, fingerprint=name) if path else None
 
     def _rebuild(self) -> None:
         """Prefills the opening and the latest stored exchanges that fit into the window together."""
@@ -209,14 +192,14 @@ class Conversation:
         room = row.layout.window_room - row.layout.window - engine.config.evict_tokens
         chosen: list[tuple[Exchange, list[int]]] = []
         for exchange in self._stored_backwards():
-            tokens = self.template.exchange(exchange.user, exchange.assistant)
+            tokens = self._tokens(exchange, None)
             if len(tokens) > room:
                 break
             room -= len(tokens)
             chosen.append((exchange, tokens))
         for i, (exchange, tokens) in enumerate(reversed(chosen)):
             if i == 0 and self._opening.user_prefix != self.template.user_prefix:
-                tokens = self.template.exchange(exchange.user, exchange.assistant, prefix=self._opening.user_prefix)
+                tokens = self._tokens(exchange, self._opening.user_prefix)
             row.layout.open_group(exchange.key)
             engine.feed(row, tokens)
             row.layout.close_group()
@@ -237,21 +220,34 @@ class Conversation:
 
     # The life of a turn
 
-    def user_tokens(self, text: str) -> list[int]:
-        """Tokens of a user turn that goes in next.
+    def turn_tokens(self, role: str, text: str) -> list[int]:
+        """Tokens of a turn that goes in next.
+
+        Args:
+            role: ``user``, or ``tool`` for results that ``tools.render_results`` made.
+            text: what is said.
 
         Raises:
             CapacityError: the window cannot hold the turn and the beginning of a reply.
         """
-        return self._fitting(self.template.user(text, prefix=self._prefix()))
+        return self._fitting(self.template.user(self._as_read(role, text), prefix=self._prefix()))
 
-    def exchange_tokens(self, user: str, assistant: str) -> list[int]:
+    def exchange_tokens(self, role: str, text: str, assistant: str) -> list[int]:
         """Tokens of a whole exchange that goes in next.
 
         Raises:
             CapacityError: the window cannot hold it.
         """
-        return self._fitting(self.template.exchange(user, assistant, prefix=self._prefix()))
+        return self._fitting(self.template.exchange(self._as_read(role, text), assistant, prefix=self._prefix()))
+
+    def _tokens(self, exchange: Exchange, prefix: str | None) -> list[int]:
+        """Tokens of a stored exchange."""
+        said = self._as_read(exchange.turns[0].role, exchange.user)
+        return self.template.exchange(said, exchange.assistant, prefix=prefix)
+
+    def _as_read(self, role: str, text: str) -> str:
+        """A text as the model reads it: where it has tools, only they can say what a tool says."""
+        return without_frames(text) if self.tools and role != "tool" else text
 
     def _prefix(self) -> str | None:
         """Some templates begin a conversation's first user turn in another way."""
@@ -267,7 +263,7 @@ class Conversation:
         return tokens
 
     def begin(self, turn: Turn) -> None:
-        """Opens the exchange that begins with a user turn."""
+        """Opens the exchange that begins with a turn."""
         self.window.append(Exchange(turn.sequence, [turn]))
         self.resident.layout.open_group(turn.sequence)
 
@@ -277,9 +273,18 @@ class Conversation:
         return next(exchange.key for exchange in self.window if exchange.key not in leaving)
 
     def latest(self, n: int) -> list[str]:
-        """Texts of the last ``n`` turns, the current one last."""
-        turns = [turn.text for exchange in list(self.window)[-n:] for turn in exchange.turns]
-        return turns[-n:]
+        """Texts of the last ``n`` turns, the current one last; what passed between the model and its tools is none."""
+        turns = (turn for exchange in self.window for turn in exchange.turns if turn.role not in TOOL_ROLES)
+        return [turn.text for turn in turns][-n:]
+
+    def role_of(self, said: str) -> str:
+        """Under which role what the model said is stored: ``assistant``, or ``call`` where it calls tools."""
+        return "call" if self.tools and parse_calls(said, self.tools)[1] else "assistant"
+
+    def awaits_results(self) -> bool:
+        """Whether the model called tools last."""
+        last = self.handle.turns_before(self.handle.next_sequence(), 1)
+        return bool(last) and last[0].role == "call"
 
     def takes_notes(self, n: int) -> bool:
         """Whether there is room for notes, and sinks in front of them once a turn of ``n`` tokens has begun."""
@@ -319,10 +324,10 @@ class Conversation:
 
     def _frame(self, lines: Sequence[str]) -> list[int]:
         """Notes as an exchange: data that the model is shown, never part of the system turn."""
-        return self.template.exchange("\n".join((NOTES_HEAD, *lines)), NOTES_REPLY)
+        return self.template.exchange(self._as_read("user", "\n".join((NOTES_HEAD, *lines))), NOTES_REPLY)
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
-        """Computes the user turn's tokens; returns how many, fewer where cancelled."""
+        """Computes a turn's tokens; returns how many, fewer where cancelled."""
         return self.engine.feed(self.resident, tokens, cancelled=cancelled)
 
     def decode(
@@ -330,6 +335,8 @@ class Conversation:
     ) -> Decoding:
         """The reply, to be iterated over."""
         row = self.resident
+        if self.tools:  # a model that goes on by itself would make up the result
+            config = dataclasses.replace(config, stop=(*config.stop, RESPONSE))
 
         def logits() -> Tensor:
             assert row.logits is not None

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from memstream.config import CacheConfig
-from memstream.errors import BusyError, CapacityError
+from memstream.counts import Counts
+from memstream.errors import CapacityError
+from memstream.machine import out_of_memory
 from memstream.streaming import snapshot
 from memstream.streaming.decode import Decode
 from memstream.streaming.layout import Layout, Piece
 from memstream.streaming.model import StreamingModel
 from memstream.streaming.row import Row
 
-OWN_REPLY = "a reply of this agent is still being streamed in this thread; iterate to its end, or close it"
+T = TypeVar("T")
 Compute = Callable[[Sequence[Row], Sequence[Piece], Sequence[Sequence[int]]], Tensor]
 
 
@@ -26,15 +28,15 @@ class Beginning(NamedTuple):
     """What a row held after its first tokens."""
 
     tokens: list[int]
-    tensors: dict[str, Tensor]
-    plain: dict[str, Any]
+    state: snapshot.State
 
 
 class Engine:
     """One model and its fixed cache of R rows, one conversation each.
 
     Rows are ragged: each has its own lengths, starts and shifts. Safe to use from several threads as long as each row
-    is used by one at a time; forwards take turns.
+    is used by one at a time; forwards take turns. A forward that finds no memory is tried once more, with fewer rows
+    and after ``relieve``.
 
     Args:
         model: the model.
@@ -44,6 +46,10 @@ class Engine:
 
     Attributes:
         lock: held for one forward, of a piece or a token, at a time.
+        counts: what was done so far.
+        rows: of the cache.
+        rows_allowed: how many of them may be taken; fewer where memory is short.
+        relieve: called where memory ran out, and must give some back or raise; None: nothing is tried again.
 
     Raises:
         ConfigError: the cache is larger than the model allows.
@@ -58,18 +64,28 @@ class Engine:
         self.cache = model.new_cache(cache, rows=rows)
         self._decoders: dict[int, Decode] = {}  # by how many rows they decode at once
         self._beginning: Beginning | None = None
+        self.rows = self.rows_allowed = rows
         self._free = list(range(rows))
+        self._taken: dict[int, Row] = {}  # by index
         self.lock = lock or threading.RLock()
+        self._storage = threading.Lock()  # a row's slots are copied, or all of them moved; taken before ``lock``
+        self.counts = Counts()
+        self.relieve: Callable[[], None] | None = None
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the whole cache; never changes."""
+        """Bytes of the whole cache."""
         return self.cache.bytes
 
     @property
     def has_free_row(self) -> bool:
         """Whether ``admit`` would find a row."""
-        return bool(self._free)
+        return bool(self._free) and len(self._taken) < self.rows_allowed
+
+    @property
+    def n_taken(self) -> int:
+        """Rows that were admitted and have not left."""
+        return len(self._taken)
 
     def pinned(self, pinned_tokens: int) -> int:
         """How many tokens are pinned for a system turn of this length.
@@ -100,30 +116,78 @@ class Engine:
         """
         sinks = self.pinned(pinned_tokens)
         with self.lock:
-            if not self._free:
+            if not self.has_free_row:
                 raise CapacityError("all rows are taken; another conversation has to leave first")
-            index = self._free.pop(0)
-        config = self.config
-        layout = Layout(
-            cache_tokens=config.total,
-            sink_tokens=sinks,
-            memory_tokens=config.memory_tokens,
-            evict_tokens=config.evict_tokens,
-            memory_position=config.memory_position,
-        )
-        return Row(index, layout)
+            config, index = self.config, self._free.pop(0)
+            layout = Layout(
+                cache_tokens=config.total,
+                sink_tokens=sinks,
+                memory_tokens=config.memory_tokens,
+                evict_tokens=config.evict_tokens,
+                memory_position=config.memory_position,
+            )
+            self._taken[index] = Row(index, layout)
+            return self._taken[index]
 
     def leave(self, row: Row) -> None:
         """Frees the row for another conversation."""
         with self.lock:
-            assert row.index not in self._free
+            del self._taken[row.index]
             self._free.append(row.index)
+
+    def resize(self, rows: int) -> None:
+        """Makes the cache anew with another number of rows, though no fewer than are taken, and what decodes in it.
+
+        Rows that are taken get other numbers and keep what they hold, so that running turns do not notice.
+
+        Raises:
+            Exception: there is no memory for it; every row that is taken is as it was.
+        """
+        with self._storage, self.lock:
+            rows = max(rows, len(self._taken), 1)
+            free = [index for index in range(rows) if index not in self._taken]
+            for index in [index for index in self._taken if index >= rows]:
+                row = self._taken.pop(index)
+                self.cache.move(index, free[0])
+                row.index = free.pop(0)
+                self._taken[row.index] = row
+            self._decoders.clear()
+            before, self.rows = self.rows, min(rows, self.rows)
+            self._free = [index for index in free if index < before]
+            self.cache.resize(rows)
+            self.rows, self._free = rows, free
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def take(self, row: Row) -> snapshot.State:
+        """Copies a row's whole state into host memory; ``put`` goes on with it bit for bit."""
+        with self._storage:
+            tensors, plain = snapshot.take(self.cache, row)
+        return {name: tensor.cpu() for name, tensor in tensors.items()}, plain
+
+    def put(self, row: Row, state: snapshot.State) -> None:
+        """Puts what ``take`` returned into a row that was just admitted, with as many pinned tokens."""
+        with self._storage:
+            snapshot.put(self.cache, row, *state)
 
     def step(self, rows: Sequence[Row], tokens: Sequence[int]) -> None:
         """Feeds one token to each of several rows in one forward, and renews their ``logits``."""
+        try:
+            self._step(rows, tokens)
+        except (MemoryError, RuntimeError) as error:
+            if self.relieve is None or not out_of_memory(error):
+                raise
+        else:
+            return
+        self.relieve()
+        half = -(-len(rows) // 2)
+        for first in range(0, len(rows), half):
+            self._step(rows[first : first + half], tokens[first : first + half])
+
+    def _step(self, rows: Sequence[Row], tokens: Sequence[int]) -> None:
         with self.lock:
             for row in rows:
-                row.make_room()
+                self._make_room(row)
             logits = self._forward(rows, [[token] for token in tokens], self._decode)
         for row, last in zip(rows, logits, strict=True):
             row.logits = last
@@ -159,13 +223,15 @@ class Engine:
             tokens: ids.
             key: of the group.
         """
-        if self._beginning is not None and self._beginning.tokens == list(tokens):
-            snapshot.put(self.cache, row, self._beginning.tensors, self._beginning.plain)
+        known = self._beginning
+        if known is not None and known.tokens == list(tokens):
+            self.put(row, known.state)
             return
         row.layout.open_group(key)
         self.feed(row, tokens)
         row.layout.close_group()
-        self._beginning = Beginning(list(tokens), *snapshot.take(self.cache, row))
+        with self._storage:
+            self._beginning = Beginning(list(tokens), snapshot.take(self.cache, row))
 
     def retract(self, row: Row, n: int) -> None:
         """Takes back the last ``n`` tokens of the open group, or as many as it still has in the window.
@@ -224,8 +290,7 @@ class Engine:
         done = 0
         while done < len(tokens):
             n = min(self.config.chunk_tokens, len(tokens) - done)
-            with self.lock:
-                self._prefill([row], [layout.memory_piece(done, n)], [tokens[done : done + n]])
+            self.relieved(partial(self._memory_piece, row, done, tokens[done : done + n]))
             done += n
         layout.memory, row.memory_ids = len(tokens), list(tokens)
         return done
@@ -234,22 +299,40 @@ class Engine:
         """Computes tokens piece by piece; yields each piece's ids and hidden states [n, E]."""
         done = 0
         while done < len(tokens):
-            with self.lock:
-                row.make_room()
-                n = min(row.layout.room(), self.config.chunk_tokens, len(tokens) - done)
-                piece = tokens[done : done + n]
-                hidden = self._forward([row], [piece], self._prefill)[0]
+            piece, hidden = self.relieved(partial(self._piece, row, tokens, done))
             yield piece, hidden
-            done += n
+            done += len(piece)
+
+    def _piece(self, row: Row, tokens: Sequence[int], done: int) -> tuple[Sequence[int], Tensor]:
+        with self.lock:
+            self._make_room(row)
+            n = min(row.layout.room(), self.config.chunk_tokens, len(tokens) - done)
+            piece = tokens[done : done + n]
+            return piece, self._forward([row], [piece], self._prefill)[0]
+
+    def _memory_piece(self, row: Row, done: int, tokens: Sequence[int]) -> None:
+        with self.lock:
+            self._prefill([row], [row.layout.memory_piece(done, len(tokens))], [tokens])
+
+    def relieved(self, compute: Callable[[], T]) -> T:
+        """What is computed; where memory ran out, once more after some was given back."""
+        try:
+            return compute()
+        except (MemoryError, RuntimeError) as error:
+            if self.relieve is None or not out_of_memory(error):
+                raise
+        self.relieve()
+        return compute()
+
+    def _make_room(self, row: Row) -> None:
+        if n := row.make_room():
+            self.counts.add(evictions=n)
 
     def _forward(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], compute: Compute) -> Tensor:
         """Appends a piece of equal length to each row, which has room for it, and computes it."""
-        pieces = []
         for row, ids in zip(rows, tokens, strict=True):
-            back, arcs = row.layout.rebase(self.limit, len(ids))
-            if back:
-                self.model.rebase(self.cache, row.index, arcs, back)
-            pieces.append(row.layout.append(len(ids)))
+            self._rebase(row, len(ids))
+        pieces = [row.layout.append(len(ids)) for row, ids in zip(rows, tokens, strict=True)]
         try:
             computed = compute(rows, pieces, tokens)
         except BaseException:
@@ -260,80 +343,28 @@ class Engine:
             row.note(ids, piece.position)
         return computed
 
+    def _rebase(self, row: Row, n: int) -> None:
+        back, arcs = row.layout.rebase(self.limit, n)
+        if not back:
+            return
+        try:
+            self.model.rebase(self.cache, row.index, arcs, back)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise CapacityError("memory ran out while keys were turned back; the row has to be filled anew") from error
+
     def _prefill(self, rows: Sequence[Row], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
         """Hidden states [B, n, E] of a piece in each row."""
-        return self.model.forward(self.cache, [row.index for row in rows], pieces, tokens)
+        hidden = self.model.forward(self.cache, [row.index for row in rows], pieces, tokens)
+        self.counts.add(prefill_tokens=sum(map(len, tokens)))
+        return hidden
 
     def _decode(self, rows: Sequence[Row], pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Tensor:
         """Logits [B, V] float32 after one token in each row."""
         if len(rows) not in self._decoders:
             self._decoders[len(rows)] = Decode(self.model, self.cache, rows=len(rows))
         decode = self._decoders[len(rows)]
-        return decode([row.index for row in rows], pieces, [token for (token,) in tokens])
-
-
-class TurnQueue:
-    """One turn at a time; other threads wait. Waiting for oneself would be for ever, so it is an error."""
-
-    PATIENCE_S = 2.0  # a turn that this thread began may be resumed by another one
-    QUIET_S = 0.25  # after which nobody seems to wait for the next piece of a reply
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-        self._steps = 0
-        self._suspended: float | None = None  # since when the turn's caller has the latest piece
-
-    def enter(self, cancelled: Callable[[], bool]) -> bool:
-        """Waits for its turn; returns False where it was cancelled meanwhile.
-
-        Raises:
-            BusyError: the running turn waits for this very thread to go on.
-        """
-        seen, since = -1, time.monotonic()
-        while not self._lock.acquire(timeout=0.05):
-            if cancelled():
-                return False
-            if self._owner != threading.get_ident() or seen != self._steps:
-                seen, since = self._steps, time.monotonic()
-            elif time.monotonic() - since > self.PATIENCE_S:
-                raise BusyError(OWN_REPLY)
-        self.resumed()
-        return True
-
-    def try_enter(self) -> bool:
-        """Takes its turn where nobody has it; never waits."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        self.resumed()
-        return True
-
-    def is_mine(self) -> bool:
-        """True where this very thread was the last to live the running turn."""
-        return self._lock.locked() and self._owner == threading.get_ident()
-
-    def resumed(self) -> None:
-        """Notes which thread lives the turn now: the one that asked for its next piece."""
-        self._owner = threading.get_ident()
-        self._steps += 1
-        self._suspended = None
-
-    def suspended(self) -> None:
-        """Notes that the turn's caller has a piece, and the turn goes on when it asks for the next."""
-        self._suspended = time.monotonic()
-
-    def is_quiet(self) -> bool:
-        """True while no turn is lived, or the one that is was left standing by its caller."""
-        since = self._suspended
-        return not self._lock.locked() or (since is not None and time.monotonic() - since > self.QUIET_S)
-
-    def leave(self) -> None:
-        """Lets the next one in."""
-        self._owner = self._suspended = None
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        self.enter(lambda: False)
-
-    def __exit__(self, *exception: object) -> None:
-        self.leave()
+        logits = decode([row.index for row in rows], pieces, [token for (token,) in tokens])
+        self.counts.add(steps=1, tokens=len(rows))
+        return logits

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-FinishReason = Literal["stop", "length", "timeout", "cancelled"]
+FinishReason = Literal["stop", "length", "timeout", "cancelled", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,13 +171,32 @@ class SummaryCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model made, and what came of it.
+
+    Attributes:
+        name: of the tool; ``""`` where the model's call could not be read.
+        arguments: as the model gave them.
+        result: what it returned, as text or JSON; None for an error, and for a call that is still to be made.
+        error: what went wrong; None where nothing did.
+        latency_ms: how long it took.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    result: str | None = None
+    error: str | None = None
+    latency_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts of one turn.
 
     Attributes:
-        prompt_tokens: computed before the reply.
+        prompt_tokens: computed before the reply, and for the results of tools.
         context_tokens: all that the reply's first token saw.
-        reply_tokens: of the reply.
+        reply_tokens: of the reply, and of calls of tools.
         memory_tokens: of recalled text.
         window_tokens: what the window holds afterwards.
     """
@@ -191,7 +210,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Milliseconds per stage of one turn; ``wait_ms`` is for the row, ``first_token_ms`` counts from the call."""
+    """Milliseconds per stage of one turn; ``wait_ms`` is for the row, ``first_token_ms`` counts from the call, and
+    ``tools_ms`` is what the model's calls took."""
 
     wait_ms: float = 0.0
     store_ms: float = 0.0
@@ -200,6 +220,7 @@ class Timings:
     prefill_ms: float = 0.0
     first_token_ms: float = 0.0
     decode_ms: float = 0.0
+    tools_ms: float = 0.0
     total_ms: float = 0.0
 
 
@@ -211,9 +232,9 @@ class Clock:
         self._stages: dict[str, float] = {}
 
     def lap(self, stage: str) -> None:
-        """Ends a stage."""
+        """Ends a stage; one that comes again takes longer."""
         now = time.perf_counter()
-        self._stages[stage] = (now - self._last) * 1000
+        self._stages[stage] = self._stages.get(stage, 0.0) + (now - self._last) * 1000
         self._last = now
 
     def first(self) -> None:
@@ -229,6 +250,8 @@ class Clock:
 class Reply:
     """The answer to one turn, and the report of how it came about; ``str(reply)`` is its text.
 
+    ``tool_calls`` are the calls the model made, in order. Where ``finish_reason`` is ``tool_calls``, the last of them
+    have neither result nor error: whoever asked makes them, and says the results next.
     ``summaries`` counts those made in the background so far, for all conversations.
     """
 
@@ -236,6 +259,7 @@ class Reply:
     finish_reason: FinishReason
     recalled: tuple[Recalled, ...] = ()
     evicted: tuple[Evicted, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     cache_bytes: int = 0
@@ -317,6 +341,55 @@ class ExpireReceipt:
     snapshots: int = 0
     kept: int = 0
     verified: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """What the rows of an agent, its conversations and its memory are like, and what was done since it was made.
+
+    Attributes:
+        rows: caches for one conversation each.
+        rows_allowed: how many of them are used; fewer than ``rows`` while memory is short.
+        open: conversations that sessions are open on.
+        resident: those of them that have a row.
+        running: those whose turn runs.
+        waiting: turns that wait, for a row or for an earlier turn of their conversation.
+        process_bytes: memory that the process takes.
+        cache_bytes: memory of the rows.
+        swap_bytes: memory of conversations without a row.
+        swap_file_bytes: files of conversations without a row, of all processes on the store.
+        steps: forwards that decoded one token in each of some rows.
+        tokens: decoded by them.
+        prefill_tokens: computed otherwise.
+        evictions: exchanges, or parts of them, that left a window.
+        swap_outs: rows copied out for somebody else.
+        swap_out_ms: milliseconds that took, all together.
+        swap_ins: rows filled with what was copied, from memory or a file.
+        swap_in_ms: milliseconds that took, all together.
+        rebuilds: rows filled by computing stored turns again.
+        pressure_events: how often memory ran out, or nearly did.
+    """
+
+    rows: int
+    rows_allowed: int
+    open: int
+    resident: int
+    running: int
+    waiting: int
+    process_bytes: int
+    cache_bytes: int
+    swap_bytes: int
+    swap_file_bytes: int
+    steps: int
+    tokens: int
+    prefill_tokens: int
+    evictions: int
+    swap_outs: int
+    swap_out_ms: float
+    swap_ins: int
+    swap_in_ms: float
+    rebuilds: int
+    pressure_events: int
 
 
 def as_json(report: Any) -> Any:

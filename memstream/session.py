@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Self
 from memstream.config import GenerationConfig
 from memstream.conversation import Conversation
 from memstream.errors import BusyError
+from memstream.exchange import Said, taken
 from memstream.memory import Scope, Turn
 from memstream.report import Added, ForgetReceipt, Occupancy, Recalled, Reply
+from memstream.tools import Tool
 
 if TYPE_CHECKING:
     from memstream.agent import Agent
@@ -24,6 +26,7 @@ class Call:
 
     Args:
         system: the system text it is lived under.
+        tools: what the model may call in it.
 
     Attributes:
         waits: True until it has a row.
@@ -31,8 +34,8 @@ class Call:
         reply: its report, once it has ended.
     """
 
-    def __init__(self, system: str | None) -> None:
-        self.system = system
+    def __init__(self, system: str | None, tools: tuple[Tool, ...]) -> None:
+        self.system, self.tools = system, tools
         self.waits = True
         self.cancelled = threading.Event()
         self.reply: Reply | None = None
@@ -48,10 +51,12 @@ class Session:
         last: report of the turn that ended last, None before the first.
     """
 
-    def __init__(self, agent: Agent, conversation: Conversation, *, system: str | None) -> None:
+    def __init__(
+        self, agent: Agent, conversation: Conversation, *, system: str | None, tools: tuple[Tool, ...]
+    ) -> None:
         self._agent = agent
         self._conversation = conversation
-        self._system = system
+        self._system, self._tools = system, tools
         self._calls: dict[Call, weakref.ref[Generator[str]]] = {}  # turns that run or wait
         self._closed = False
         self.scope: Scope = conversation.handle.scope
@@ -72,35 +77,42 @@ class Session:
         """What the conversation's cache holds now; None while it has no row."""
         return self._conversation.occupancy()
 
-    def chat(self, text: str, *, generation: GenerationConfig | None = None) -> Reply:
+    def chat(self, text: Said, *, generation: GenerationConfig | None = None) -> Reply:
         """Says something and returns the whole reply.
 
+        Args:
+            text: what is said; or, after a reply that ended with ``tool_calls``, these calls with their results.
+            generation: how the reply is decoded; None: as the agent's are.
+
         Raises:
-            InputError: the text is empty or not valid Unicode.
+            InputError: the text is empty or not valid Unicode; or no call waits for results.
             CapacityError: the text is longer than the window.
             StoreError: it could not be stored; nothing was computed.
         """
-        call = Call(self._system)
+        call = self._call()
         for _ in self._live(text, generation, call):
             pass
         assert call.reply is not None
         return call.reply
 
-    def stream(self, text: str, *, generation: GenerationConfig | None = None) -> Iterator[str]:
+    def stream(self, text: Said, *, generation: GenerationConfig | None = None) -> Iterator[str]:
         """Says something and yields the reply piece by piece, never cutting a character; then ``last`` is the report.
 
         Closing the iterator early stores what was said so far.
         """
-        return self._live(text, generation, Call(self._system))
+        return self._live(text, generation, self._call())
 
-    def _live(self, text: str, generation: GenerationConfig | None, call: Call) -> Iterator[str]:
+    def _call(self) -> Call:
+        return Call(self._system, self._tools)
+
+    def _live(self, text: Said, generation: GenerationConfig | None, call: Call) -> Iterator[str]:
         self._check_open()
         pieces = self._pieces(text, generation or self._agent.generation, call)
         # An iterator that is never begun ends nowhere else.
         self._calls[call] = weakref.ref(pieces, lambda _: self._calls.pop(call, None))
         return pieces
 
-    def _pieces(self, text: str, generation: GenerationConfig, call: Call) -> Generator[str]:
+    def _pieces(self, text: Said, generation: GenerationConfig, call: Call) -> Generator[str]:
         try:
             yield from self._agent.run(self._conversation, text, generation, call)
         finally:
@@ -108,15 +120,19 @@ class Session:
             if call.reply is not None:
                 self.last = call.reply
 
-    def add(self, user: str, assistant: str) -> Added:
-        """Takes in an exchange that happened elsewhere, as if it had been lived here.
+    def add(self, user: Said, assistant: str) -> Added:
+        """Takes in an exchange that happened elsewhere, as if it had been lived here; ``""`` where nobody answered.
+
+        Args:
+            user: what the user said; or the results of the calls that the exchange before ended with.
+            assistant: what the model said; calls as ``tools.render_calls`` writes them.
 
         Raises:
-            InputError: one of the texts is empty or not valid Unicode.
+            InputError: one of the texts is empty or not valid Unicode; or no call waits for results.
             CapacityError: the exchange is longer than the window.
         """
         self._check_open()
-        return self._agent.take_in(self._conversation, user, assistant, self._system)
+        return self._agent.take_in(self._conversation, user, assistant, self._call())
 
     def turns(self, *, last: int | None = None) -> list[Turn]:
         """What was said in this conversation and not taken back, in order; only the ``last`` turns where it is given.
@@ -136,19 +152,19 @@ class Session:
         self._check_open()
         self._agent.take_back(self._conversation, turn)
 
-    async def achat(self, text: str, *, generation: GenerationConfig | None = None) -> Reply:
+    async def achat(self, text: Said, *, generation: GenerationConfig | None = None) -> Reply:
         """``chat`` for asyncio; cancelling the task stops the reply and stores what was said so far."""
-        call = Call(self._system)
+        call = self._call()
         async for _ in self._alive(text, generation, call):
             pass
         assert call.reply is not None
         return call.reply
 
-    def astream(self, text: str, *, generation: GenerationConfig | None = None) -> AsyncIterator[str]:
+    def astream(self, text: Said, *, generation: GenerationConfig | None = None) -> AsyncIterator[str]:
         """``stream`` for asyncio: one thread lives the turn, the event loop stays free."""
-        return self._alive(text, generation, Call(self._system))
+        return self._alive(text, generation, self._call())
 
-    async def _alive(self, text: str, generation: GenerationConfig | None, call: Call) -> AsyncIterator[str]:
+    async def _alive(self, text: Said, generation: GenerationConfig | None, call: Call) -> AsyncIterator[str]:
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
@@ -177,12 +193,18 @@ class Session:
     def remember(self, text: str) -> str:
         """Pins a fact, which recall prefers from now on. Returns its id, such as ``fact:3``."""
         self._check_open()
-        return self._agent.memory.remember(self.scope, text)
+        return self._agent.memory.remember(self.scope, taken(text, self._agent.redact))
 
     def search(self, query: str, *, limit: int = 10) -> list[Recalled]:
         """Finds memories, best first; each says why."""
         self._check_open()
         return self._agent.memory.search(self.scope, query, limit=limit)
+
+    def recall(self, text: str) -> list[Recalled]:
+        """What would be put before the model if this were said now, wherever it was said; nothing passes the gate for
+        most of what has nothing to do with it."""
+        self._check_open()
+        return self._agent.recalled_for(self._conversation, text)
 
     def forget(self, id: str) -> ForgetReceipt:
         """Forgets a memory everywhere; see ``Agent.forget``."""

@@ -7,6 +7,7 @@ render, or the model is refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from memstream.errors import ConfigError, InputError, UnsupportedModelError
+from memstream.tools import Schema, instruction
 
 
 class Opening(NamedTuple):
@@ -91,20 +93,28 @@ class ChatTemplate:
         lead = "" if assistant.startswith(self._lead) else self._lead
         return [*self.user(user, prefix=prefix), *self.plain(lead + assistant), *self.closing]
 
-    def opening(self, system: str | None) -> Opening:
+    def opening(self, system: str | None, tools: Sequence[Schema] = ()) -> Opening:
         """What a conversation begins with.
 
+        Args:
+            system: the system text, or None.
+            tools: schemas of what the model may call, told as its template tells them; a template that knows of none
+                has them in the system text.
+
         Raises:
-            ConfigError: the template takes no system text.
+            ConfigError: the template takes no system text; or a schema holds a control token of the model.
         """
+        if tools and not self._tells_tools:
+            system, tools = "\n\n".join((*([system] if system else []), instruction(tools))), ()
+        self._check_plain(tools)
         if system is None:
-            before, _ = self._split([("user", _mark(1))], generate=True)
+            before, _ = self._split([("user", _mark(1))], generate=True, tools=tools)
             if before.endswith(self.user_prefix):
-                return Opening(self.control(before.removesuffix(self.user_prefix)), False, self.user_prefix)
-            return Opening([], False, before)
+                return Opening(self.control(before.removesuffix(self.user_prefix)), bool(tools), self.user_prefix)
+            return Opening(self.control(before), True, "") if tools else Opening([], False, before)
         mark = _mark(0)
         try:
-            before, _ = self._split([("system", mark), ("user", _mark(1))], generate=True)
+            before, _ = self._split([("system", mark), ("user", _mark(1))], generate=True, tools=tools)
         except jinja2.TemplateError as error:
             raise ConfigError(f"this model's chat template takes no system text: {error}") from error
         if mark not in before:
@@ -114,19 +124,44 @@ class ChatTemplate:
         prefix = self.user_prefix if inner != tail else ""  # "": folded into the first user turn
         return Opening([*self.control(head), *self.plain(system), *self.control(inner)], True, prefix)
 
+    @cached_property
+    def _tells_tools(self) -> bool:
+        """Whether the template itself tells a model of tools, all of them, and leaves the turns as they are."""
+        name, parameter = _mark(8), _mark(9)
+        told = {"type": "object", "properties": {parameter: {"type": "string", "description": parameter}}}
+        tool: Schema = {"type": "function", "function": {"name": name, "description": name, "parameters": told}}
+        try:
+            before, after = self._split([("user", _mark(1))], generate=True, tools=[tool])
+        except jinja2.TemplateError:
+            return False
+        return name in before and parameter in before and after == self.user_suffix
+
+    def _check_plain(self, tools: Sequence[Schema]) -> None:
+        """Schemas become text of the template, where control tokens would be obeyed."""
+        told = json.dumps(tools, ensure_ascii=False)
+        for token in self.tokenizer.added_tokens_decoder.values():
+            if token.special and str(token) in told:
+                raise ConfigError(f"a tool's schema holds {str(token)!r}, a control token of this model; take it out")
+
     # Learning
 
-    def _render(self, turns: Sequence[tuple[str, str]], *, generate: bool) -> str:
+    def _render(self, turns: Sequence[tuple[str, str]], *, generate: bool, tools: Sequence[Schema] = ()) -> str:
         messages = [{"role": role, "content": text} for role, text in turns]
         return str(
             self.tokenizer.apply_chat_template(
-                messages, chat_template=self._template, tokenize=False, add_generation_prompt=generate
+                messages,
+                tools=list(tools) or None,
+                chat_template=self._template,
+                tokenize=False,
+                add_generation_prompt=generate,
             )
         )
 
-    def _split(self, turns: Sequence[tuple[str, str]], *, generate: bool) -> tuple[str, str]:
+    def _split(
+        self, turns: Sequence[tuple[str, str]], *, generate: bool, tools: Sequence[Schema] = ()
+    ) -> tuple[str, str]:
         """What a render has before and after the last turn's text."""
-        before, found, after = self._render(turns, generate=generate).rpartition(turns[-1][1])
+        before, found, after = self._render(turns, generate=generate, tools=tools).rpartition(turns[-1][1])
         if not found:
             raise UnsupportedModelError("the chat template drops or rewrites a turn's text")
         return before, after

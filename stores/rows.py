@@ -22,7 +22,7 @@ class Turn:
     Attributes:
         id: its number, never reused.
         sequence: place in its conversation, from 0; forgotten turns leave gaps.
-        role: ``user``, ``assistant``, or another the chat template knows.
+        role: ``user``, ``assistant``, or another; ``call`` and ``tool``: see ``TOOL_ROLES``.
         text: what was said.
         n_tokens: as counted by whoever wrote it.
         created: UTC.
@@ -50,6 +50,7 @@ class ConversationInfo:
     n_turns: int
 
 
+TOOL_ROLES = ("call", "tool")  # a model's call of tools, and what they returned: found by a search, never recalled
 NO_SEQUENCE = 2**62  # greater than that of any turn
 
 TURN_COLUMNS = (
@@ -214,22 +215,29 @@ def next_sequence(connection: Connection, conversation_id: int) -> int:
 
 
 def finish_turn(
-    connection: Connection, conversation_id: int, turn_id: int, text: str | None, n_tokens: int | None, state: TurnState
+    connection: Connection,
+    conversation_id: int,
+    turn_id: int,
+    text: str | None,
+    n_tokens: int | None,
+    state: TurnState,
+    role: str | None = None,
 ) -> None:
-    """Closes an open turn and writes its full-text row; ``text`` None keeps what it has.
+    """Closes an open turn and writes its full-text row; where text, number of tokens or role is None, it stays.
 
     Raises:
         InputError: the turn is not an open turn of this conversation.
     """
     found = connection.execute(
-        select(db.Turn.text, db.Turn.n_tokens).where(
+        select(db.Turn.text, db.Turn.n_tokens, db.Turn.role).where(
             db.Turn.id == turn_id, db.Turn.conversation_id == conversation_id, db.Turn.state == "open"
         )
     ).one_or_none()
     if found is None:
         raise InputError(f"turn:{turn_id} is not an open turn of this conversation")
     text = found.text if text is None else storable_text(text)
-    values = {"text": text, "state": state, "n_tokens": found.n_tokens if n_tokens is None else n_tokens}
+    n_tokens = found.n_tokens if n_tokens is None else n_tokens
+    values = {"text": text, "state": state, "n_tokens": n_tokens, "role": role or found.role}
     connection.execute(update(db.Turn).where(db.Turn.id == turn_id).values(**values))
     fulltext.add_turn(connection, turn_id, owner_of(connection, conversation_id), conversation_id, text)
 

@@ -1,14 +1,15 @@
 /* Products with packed weights, and the decode step of a model of Llama's shape, for a CPU.
  *
- * A product with a few rows waits for its weights, so they are read once, in few bits, for all rows. Sixteen outputs lie
- * side by side, one in each lane of a vector, so that no sum crosses lanes. Inputs are two bytes
- * each, a 127th of the largest of 32 and a 254th of that, where the processor multiplies bytes (AVX-512 VNNI); elsewhere,
- * and with PLAIN defined, they stay in float32.
+ * A product with a few rows waits for its weights, so they are read once, in few bits, for all rows. L outputs lie side
+ * by side, one in each lane of a vector, so that no sum crosses lanes. Inputs are rounded to two bytes each, in blocks of
+ * 32: where the processor multiplies bytes (AVX-512 VNNI, L = 16), to a 127th of the largest and a 254th of that; where it
+ * multiplies words (AVX2, L = 8), to a 32,767th of the largest; elsewhere (L = 8), and with PLAIN defined, they stay in
+ * float32.
  *
- * Packed weights [N, K]: for each 16 outputs, for each block of 32 inputs:
- *   four bits:  16 steps, 16 lows, and the levels of 8 quads of inputs; two quads share their bytes
- *   eight bits: the levels of 8 quads; the 16 steps of each block come together after the last one
- * A quad is four inputs that follow each other; its 64 bytes are [16 outputs][4 inputs].
+ * Packed weights [N, K]: for each L outputs, for each block of 32 inputs:
+ *   four bits:  L steps, L lows, and the levels of 8 quads of inputs; two quads share their bytes
+ *   eight bits: the levels of 8 quads; the L steps of each block come together after the last one
+ * A quad is four inputs that follow each other; its 4 L bytes are [L outputs][4 inputs].
  */
 
 #include <math.h>
@@ -17,24 +18,30 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 16
 #define BLOCK 32
 #define QUADS (BLOCK / 4)
 #define MOST_ROWS 16
 #define MOST_THREADS 64
 
+#if defined(__AVX512VNNI__) && defined(__AVX512F__) && defined(__AVX512BW__) && !defined(PLAIN)
+#define BYTES 1
+#define LANES 16
+#elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__) && !defined(PLAIN)
+#define WORDS 1
+#define LANES 8
+#else
+#define LANES 8
+#endif
+#if BYTES || WORDS
+#include <immintrin.h>
+typedef uint16_t scale_t; /* float16, as in the blocks of GGUF */
+#else
+typedef float scale_t;
+#endif
+
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float vec_u __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
-
-#if defined(__AVX512VNNI__) && defined(__AVX512F__) && defined(__AVX512BW__) && !defined(PLAIN)
-#include <immintrin.h>
-#define BYTES 1
-typedef uint16_t scale_t; /* float16, as in the blocks of GGUF */
-#else
-#define BYTES 0
-typedef float scale_t;
-#endif
 
 static inline vec load(const float *p) { return *(const vec_u *)p; }
 static inline void store(float *p, vec v) { *(vec_u *)p = v; }
@@ -43,7 +50,7 @@ static inline vec spread(float x) { return x - (vec){0}; }
 static inline vec pick(ivec where, vec one, vec other) { return (vec)(((ivec)one & where) | ((ivec)other & ~where)); }
 
 static inline scale_t stored(float scale) {
-#if BYTES
+#if BYTES || WORDS
     return _cvtss_sh(scale, _MM_FROUND_TO_NEAREST_INT);
 #else
     return scale;
@@ -53,6 +60,8 @@ static inline scale_t stored(float scale) {
 static inline vec scales(const scale_t *p) {
 #if BYTES
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif WORDS
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 #else
     return load(p);
 #endif
@@ -61,6 +70,10 @@ static inline vec scales(const scale_t *p) {
 static inline float total(vec v) {
 #if BYTES
     return _mm512_reduce_add_ps((__m512)v);
+#elif WORDS
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 #else
     for (int half = LANES / 2; half; half /= 2)
         for (int i = 0; i < half; i++) v[i] += v[i + half];
@@ -100,7 +113,7 @@ typedef struct {
 #define BLOCK_4 (SCALES_4 + LEVELS_4)
 #define LINE 64 /* loads that cross one take twice as long */
 
-/* Bytes of sixteen outputs, in whole lines. */
+/* Bytes of a vector's outputs, in whole lines. */
 static int64_t group_bytes(int64_t blocks, int bits) {
     int64_t bytes = blocks * (bits == 4 ? BLOCK_4 : LEVELS_8 + LANES * (int64_t)sizeof(scale_t));
     return (bytes + LINE - 1) / LINE * LINE;
@@ -150,10 +163,14 @@ void ms_pack_8(const int8_t *levels, const float *step, int64_t outputs, int64_t
 
 #define FINE 254 /* fine levels in a coarse one */
 
-/* One row of inputs, as products take it: scale (FINE coarse + fine), with a scale for each block, or as it is. */
+/* One row of inputs, as products take it: scale (FINE coarse + fine) or scale word, with a scale for each block, or as it
+ * is. The words of a quad are those of its inputs 0, 2, 1, 3. */
 typedef struct {
 #if BYTES
     int8_t *coarse, *fine;
+    float *scale;
+#elif WORDS
+    int16_t *words;
     float *scale;
 #else
     const float *values;
@@ -180,6 +197,16 @@ static inline vec both_sums(__m512i coarse, __m512i fine) {
 }
 #endif
 
+#if WORDS
+static inline __m256 magnitude(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+
+static inline int32_t sum_of(__m256i v) {
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+#endif
+
 /* Rounds x [K] into room of input_floats(K). */
 static Input input_of(const float *x, int64_t inputs, float *room) {
     int64_t blocks = inputs / BLOCK;
@@ -199,17 +226,53 @@ static Input input_of(const float *x, int64_t inputs, float *room) {
         in.scale[b] = broken ? NAN : most / (127.0f * FINE); /* the maximum of a NaN is the other */
         in.sum[b] = in.scale[b] * _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
     }
+#elif WORDS
+    in.scale = room + blocks;
+    in.words = (int16_t *)(room + 2 * blocks);
+    for (int64_t b = 0; b < blocks; b++) {
+        __m256 part[BLOCK / LANES], broken = _mm256_setzero_ps(), top = _mm256_setzero_ps();
+        for (int i = 0; i < BLOCK / LANES; i++) {
+            part[i] = _mm256_loadu_ps(x + b * BLOCK + i * LANES);
+            broken = _mm256_or_ps(broken, _mm256_cmp_ps(part[i], part[i], _CMP_UNORD_Q));
+            top = _mm256_max_ps(top, magnitude(part[i]));
+        }
+        __m128 half = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
+        half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+        float most = _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+        __m256 by = _mm256_set1_ps(most > 0 ? 32767.0f / most : 0.0f);
+        __m256i sum = _mm256_setzero_si256();
+        for (int i = 0; i < BLOCK / LANES; i += 2) {
+            __m256i one = _mm256_cvtps_epi32(_mm256_mul_ps(part[i], by));
+            __m256i other = _mm256_cvtps_epi32(_mm256_mul_ps(part[i + 1], by));
+            sum = _mm256_add_epi32(sum, _mm256_add_epi32(one, other));
+            __m256i both = _mm256_packs_epi32(_mm256_shuffle_epi32(one, 0xd8), _mm256_shuffle_epi32(other, 0xd8));
+            _mm256_storeu_si256((__m256i *)(in.words + b * BLOCK + i * LANES), _mm256_permute4x64_epi64(both, 0xd8));
+        }
+        in.scale[b] = _mm256_movemask_ps(broken) ? NAN : most / 32767.0f; /* the maximum of a NaN is the other */
+        in.sum[b] = in.scale[b] * sum_of(sum);
+    }
 #else
     in.values = x;
-    for (int64_t b = 0; b < blocks; b++) in.sum[b] = total(load(x + b * BLOCK) + load(x + b * BLOCK + LANES));
+    for (int64_t b = 0; b < blocks; b++) {
+        vec sum = load(x + b * BLOCK);
+        for (int i = LANES; i < BLOCK; i += LANES) sum += load(x + b * BLOCK + i);
+        in.sum[b] = total(sum);
+    }
 #endif
     return in;
 }
 
 /* ---- products ---- */
 
-#if !BYTES
-/* Adds the products of a quad's 64 bytes with four inputs. */
+/* Asks for the lines that come a little later: a row of short blocks is read no faster than memory answers. */
+static inline void ahead(const uint8_t *w, int bytes) {
+#if WORDS
+    for (int i = 0; i < bytes; i += LINE) __builtin_prefetch(w + 512 + i);
+#endif
+}
+
+#if !BYTES && !WORDS
+/* Adds the products of a quad's bytes with four inputs. */
 static inline vec quad_product(const uint8_t *bytes, const float *x, int shift, int mask, vec sum) {
     ivec four;
     memcpy(&four, bytes, sizeof four); /* a lane holds the four bytes of its output */
@@ -218,13 +281,14 @@ static inline vec quad_product(const uint8_t *bytes, const float *x, int shift, 
 }
 #endif
 
-/* Sixteen outputs of m rows: out[row][16]. m is a constant wherever this is inlined. */
-static inline __attribute__((always_inline)) void sixteen_4(const uint8_t *w, const Input *in, int64_t blocks, int m,
+/* A vector of outputs of m rows: out[row][L]. m is a constant wherever this is inlined. */
+static inline __attribute__((always_inline)) void lanes_4(const uint8_t *w, const Input *in, int64_t blocks, int m,
                                                             vec *out) {
     for (int r = 0; r < m; r++) out[r] = (vec){0};
     for (int64_t b = 0; b < blocks; b++, w += BLOCK_4) {
         vec step = scales((const scale_t *)w), low = scales((const scale_t *)w + LANES);
         const uint8_t *levels = w + SCALES_4;
+        ahead(w, BLOCK_4);
 #if BYTES
         __m512i coarse[MOST_ROWS], fine[MOST_ROWS];
         for (int r = 0; r < m; r++) coarse[r] = fine[r] = _mm512_setzero_si512();
@@ -243,6 +307,25 @@ static inline __attribute__((always_inline)) void sixteen_4(const uint8_t *w, co
         }
         for (int r = 0; r < m; r++)
             out[r] += both_sums(coarse[r], fine[r]) * (step * in[r].scale[b]) + low * in[r].sum[b];
+#elif WORDS
+        __m256i sum[MOST_ROWS];
+        for (int r = 0; r < m; r++) sum[r] = _mm256_setzero_si256();
+        const __m256i mask = _mm256_set1_epi16(15);
+        for (int q = 0; q < QUADS / 2; q++) { /* a word holds levels of inputs 0 and 1, or 2 and 3, of both quads */
+            __m256i both = _mm256_loadu_si256((const __m256i *)(levels + q * 4 * LANES));
+            __m256i even = _mm256_and_si256(both, mask), odd = _mm256_and_si256(_mm256_srli_epi16(both, 8), mask);
+            __m256i next = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask), last = _mm256_srli_epi16(both, 12);
+            for (int r = 0; r < m; r++) {
+                const int32_t *x = (const int32_t *)(in[r].words + b * BLOCK) + 4 * q;
+                __m256i one = _mm256_add_epi32(_mm256_madd_epi16(even, _mm256_set1_epi32(x[0])),
+                                               _mm256_madd_epi16(odd, _mm256_set1_epi32(x[1])));
+                __m256i other = _mm256_add_epi32(_mm256_madd_epi16(next, _mm256_set1_epi32(x[2])),
+                                                 _mm256_madd_epi16(last, _mm256_set1_epi32(x[3])));
+                sum[r] = _mm256_add_epi32(sum[r], _mm256_add_epi32(one, other));
+            }
+        }
+        for (int r = 0; r < m; r++)
+            out[r] += (vec)_mm256_cvtepi32_ps(sum[r]) * (step * in[r].scale[b]) + low * in[r].sum[b];
 #else
         for (int r = 0; r < m; r++) {
             vec sum = {0};
@@ -257,12 +340,13 @@ static inline __attribute__((always_inline)) void sixteen_4(const uint8_t *w, co
     }
 }
 
-static inline __attribute__((always_inline)) void sixteen_8(const uint8_t *w, const Input *in, int64_t blocks, int m,
+static inline __attribute__((always_inline)) void lanes_8(const uint8_t *w, const Input *in, int64_t blocks, int m,
                                                             vec *out) {
     for (int r = 0; r < m; r++) out[r] = (vec){0};
     const scale_t *steps = (const scale_t *)(w + blocks * LEVELS_8);
     for (int64_t b = 0; b < blocks; b++, w += LEVELS_8) {
         vec step = scales(steps + b * LANES);
+        ahead(w, LEVELS_8);
 #if BYTES
         __m512i coarse[MOST_ROWS], fine[MOST_ROWS];
         for (int r = 0; r < m; r++) coarse[r] = fine[r] = _mm512_setzero_si512();
@@ -277,6 +361,20 @@ static inline __attribute__((always_inline)) void sixteen_8(const uint8_t *w, co
         }
         for (int r = 0; r < m; r++)
             out[r] += (both_sums(coarse[r], fine[r]) * in[r].scale[b] - 128.0f * in[r].sum[b]) * step;
+#elif WORDS
+        __m256i sum[MOST_ROWS];
+        for (int r = 0; r < m; r++) sum[r] = _mm256_setzero_si256();
+        for (int q = 0; q < QUADS; q++) {
+            __m256i both = _mm256_loadu_si256((const __m256i *)(w + q * 4 * LANES));
+            __m256i even = _mm256_and_si256(both, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(both, 8);
+            for (int r = 0; r < m; r++) {
+                const int32_t *x = (const int32_t *)(in[r].words + b * BLOCK) + 2 * q;
+                __m256i one = _mm256_madd_epi16(even, _mm256_set1_epi32(x[0]));
+                sum[r] = _mm256_add_epi32(sum[r], _mm256_add_epi32(one, _mm256_madd_epi16(odd, _mm256_set1_epi32(x[1]))));
+            }
+        }
+        for (int r = 0; r < m; r++)
+            out[r] += ((vec)_mm256_cvtepi32_ps(sum[r]) * in[r].scale[b] - 128.0f * in[r].sum[b]) * step;
 #else
         for (int r = 0; r < m; r++) {
             vec sum = {0};
@@ -288,7 +386,7 @@ static inline __attribute__((always_inline)) void sixteen_8(const uint8_t *w, co
     }
 }
 
-/* Outputs from, to (multiples of 16) of m rows; out [m, stride], or added to what is there. */
+/* Outputs from, to (multiples of L) of m rows; out [m, stride], or added to what is there. */
 static inline __attribute__((always_inline)) void outputs_of(const Product *p, const Input *in, int m, int64_t from,
                                                              int64_t to, float *out, int64_t stride, int add) {
     int64_t blocks = p->inputs / BLOCK, bytes = group_bytes(blocks, p->bits);
@@ -296,9 +394,9 @@ static inline __attribute__((always_inline)) void outputs_of(const Product *p, c
         vec sums[MOST_ROWS];
         const uint8_t *w = p->weights + n / LANES * bytes;
         if (p->bits == 4)
-            sixteen_4(w, in, blocks, m, sums);
+            lanes_4(w, in, blocks, m, sums);
         else
-            sixteen_8(w, in, blocks, m, sums);
+            lanes_8(w, in, blocks, m, sums);
         vec bias = p->bias ? load(p->bias + n) : (vec){0};
         for (int r = 0; r < m; r++) {
             float *at = out + r * stride + n;
@@ -418,15 +516,19 @@ static void turn(const float *x, const float *cos, const float *sin, int dim, fl
     }
 }
 
+#if LANES == 16
 #define OTHERS(at) at, at + 2, at + 4, at + 6, at + 8, at + 10, at + 12, at + 14, at + 16, at + 18, at + 20, at + 22, \
     at + 24, at + 26, at + 28, at + 30
+#else
+#define OTHERS(at) at, at + 2, at + 4, at + 6, at + 8, at + 10, at + 12, at + 14
+#endif
 #ifdef __clang__
 #define EVERY_OTHER(a, b, at) __builtin_shufflevector(a, b, OTHERS(at))
 #else
 #define EVERY_OTHER(a, b, at) __builtin_shuffle(a, b, (ivec){OTHERS(at)})
 #endif
 
-/* Sixteen totals, that of each vector in its lane. Fifteen steps, each of which folds two vectors into one. */
+/* L totals, that of each vector in its lane. L - 1 steps, each of which folds two vectors into one. */
 static inline vec totals(vec *v) {
     for (int n = LANES; n > 1; n /= 2)
         for (int i = 0; i < n / 2; i++)

@@ -20,8 +20,6 @@ from memstream.stores.rows import Turn
 from memstream.stores.schema import TurnState
 from memstream.stores.sql import SqlStore
 
-MOST_SNAPSHOTS = 64  # per store; one of SmolLM2 with 1,024 tokens in float32 takes 47 MB
-
 
 class ConversationHandle:
     """Owns a conversation until it is closed. Made by ``Memory.open_conversation``.
@@ -88,7 +86,9 @@ class ConversationHandle:
             state: TurnState = "open" if role == "assistant" else "complete"
             return rows.insert_turn(connection, self.id, role, text, n_tokens, state, said)
 
-    def finish_turn(self, turn_id: int, text: str, n_tokens: int, state: Literal["complete", "cut"]) -> None:
+    def finish_turn(
+        self, turn_id: int, text: str, n_tokens: int, state: Literal["complete", "cut"], *, role: str = "assistant"
+    ) -> None:
         """Commits the end of an open turn with its full-text row and windows; vectors follow in the background.
 
         Args:
@@ -96,13 +96,14 @@ class ConversationHandle:
             text: what was said in the end.
             n_tokens: its length in tokens of the chat model.
             state: ``cut`` where the turn was interrupted.
+            role: ``call`` where it turned out to be one.
 
         Raises:
             InputError: it is not an open turn of this conversation.
         """
         self._check_open()
         with self._store.write() as connection:
-            rows.finish_turn(connection, self.id, turn_id, text, n_tokens, state)
+            rows.finish_turn(connection, self.id, turn_id, text, n_tokens, state, role)
             keys.add_windows(connection, self.id)
         self._indexed()
 
@@ -132,7 +133,8 @@ class ConversationHandle:
             return rows.next_sequence(connection, self.id)
 
     def supersede(self, turn_ids: Collection[int]) -> None:
-        """Keeps turns that were undone, edited or regenerated, but never recalls them again.
+        """Keeps turns that were undone, edited or regenerated, but never recalls them again; a snapshot that may have
+        seen them is not found any more.
 
         Raises:
             InputError: one is not a turn of this conversation, or still being said.
@@ -141,6 +143,9 @@ class ConversationHandle:
         with self._store.write() as connection:
             sequences = rows.supersede(connection, self.id, turn_ids)
             _, lost = keys.remove_keys(connection, self.id, sequences)
+            connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id == self.id))
+            if (path := self.snapshot_path) is not None:
+                _delete(path)
         gone = set(turn_ids)
         for sources in lost:
             self._summarise(self.id, tuple(source for source in sources if source not in gone))
@@ -190,7 +195,6 @@ class ConversationHandle:
             if rows.n_forgotten(connection, self.id) != n_forgotten:
                 path.unlink(missing_ok=True)
                 return
-            self._prune(connection)
             connection.execute(
                 insert(db.Snapshot).values(
                     conversation_id=self.id,
@@ -201,14 +205,32 @@ class ConversationHandle:
                 )
             )
 
-    def _prune(self, connection: Connection) -> None:
-        """Makes room for one more snapshot: the oldest go, and cost one prefill when they are missed."""
-        oldest = select(db.Snapshot).order_by(db.Snapshot.created.desc(), db.Snapshot.conversation_id)
-        for row in connection.execute(oldest.offset(MOST_SNAPSHOTS - 1)).all():
-            path = self._store.snapshot_path(row.file)
-            if path is not None:
-                path.unlink(missing_ok=True)
-            connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id == row.conversation_id))
+    def make_room(self, n_bytes: int, room_bytes: int) -> bool:
+        """Deletes the oldest snapshots of the store until one more fits; each costs one prefill when it is missed.
+
+        Args:
+            n_bytes: size of the one that is to be written.
+            room_bytes: what all of them may take.
+
+        Returns:
+            False where that one alone takes more.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        self._check_open()
+        if n_bytes > room_bytes:
+            return False
+        others = select(db.Snapshot.conversation_id, db.Snapshot.file).where(db.Snapshot.conversation_id != self.id)
+        with self._store.write() as connection:
+            for conversation_id, file in connection.execute(others.order_by(db.Snapshot.created.desc())).all():
+                path = self._store.snapshot_path(file)
+                assert path is not None, "a store without files has no snapshots"
+                n_bytes += path.stat().st_size if path.exists() else 0
+                if n_bytes > room_bytes:
+                    _delete(path)
+                    connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id == conversation_id))
+        return True
 
     def find_snapshot(self, fingerprint: str, last_sequence: int) -> Path | None:
         """The snapshot's file if it is of exactly this model and last turn."""
@@ -222,6 +244,13 @@ class ConversationHandle:
             )
         path = None if file is None else self._store.snapshot_path(file)
         return path if path is not None and path.exists() else None
+
+
+def _delete(snapshot: Path) -> None:
+    try:
+        snapshot.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot delete the snapshot {snapshot}: {error.strerror}") from error
 
 
 def sweep_snapshots(store: SqlStore, connection: Connection, conversation_id: int) -> None:

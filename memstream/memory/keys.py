@@ -43,7 +43,8 @@ def _insert_windows(connection: Connection, conversation_id: int, turns: Sequenc
 
 def _put_particulars(connection: Connection, conversation_id: int, turns: Sequence[Turn]) -> None:
     """Makes keys to those of the turns that tell something particular, each once."""
-    told = [(turn, text) for turn in turns for text in particulars(turn)]
+    said = [turn for turn in turns if turn.role not in rows.TOOL_ROLES]
+    told = [(turn, text) for turn in said for text in particulars(turn)]
     if not told:
         return
     there = {(first, text) for first, _, text in _keys(connection, "fact", conversation_id, *_span(turns))}
@@ -214,7 +215,7 @@ def left_exchanges(connection: Connection, conversation_id: int, before: int, li
     """The exchanges among the last ``limit`` finished live turns before a sequence, oldest first, as ids of turns."""
     found: list[list[int]] = []
     for turn in rows.turns_before(connection, conversation_id, before, limit):
-        if turn.role == "user" or not found:
+        if turn.role in ("user", "tool") or not found:
             found.append([])
         found[-1].append(turn.id)
     return [tuple(ids) for ids in found]

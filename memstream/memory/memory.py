@@ -210,7 +210,8 @@ class Memory(Upkeep):
         """Finds what matters for the latest turns; nothing is a normal outcome.
 
         Searches everything of (namespace, user), or of the one conversation where there is no user, and the shared
-        knowledge of the namespace.
+        knowledge of the namespace. What tools returned leads to what was said about it; it is not recalled itself:
+        nobody said it, and it may be out of date.
 
         Args:
             scope: of the asking conversation.
@@ -223,7 +224,8 @@ class Memory(Upkeep):
         if not self.config.enabled:
             return Recall()
         ranked = self._rank(scope, query_turns[-self.config.query_turns :], window_from)
-        passed = self._reranked(query_turns, through_the_gate(ranked.hits))
+        hits = [hit for hit in ranked.hits if hit.turn is None or hit.turn.role not in rows.TOOL_ROLES]
+        passed = self._reranked(query_turns, through_the_gate(hits))
         with self.store.read() as connection:
             view = view_of(connection, scope, window_from)
             pinned = [] if view is None else pinned_facts(connection, view, limit=_MOST_PINNED)

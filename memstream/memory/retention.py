@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, select
 
-from memstream.errors import ConversationBusyError, InputError, MemstreamError
+from memstream.errors import ConversationBusyError, InputError
 from memstream.memory import forgetting, keys
 from memstream.memory.exporting import Part
 from memstream.stores import fulltext, rows
 from memstream.stores import schema as db
 from memstream.stores.sql import SqlStore
 
-_log = logging.getLogger(__name__)
 _BATCH = 500  # turns or facts forgotten in one transaction
-_EVERY_S = 3600.0
 
 
 @dataclass(slots=True)
@@ -174,37 +169,3 @@ def _facts(store: SqlStore, old: Select[int, int], done: Expired) -> bool:
         for row in batch:
             done.removed.update(forgetting.remove_fact(connection, row.id))
     return len(batch) == _BATCH
-
-
-class Hourly:
-    """Does something now, and then every hour in the background, until it is stopped or its object is gone.
-
-    Args:
-        method: of an object that may be collected meanwhile; what goes wrong in the background is logged, and the next
-            hour comes.
-        every_s: seconds between two times.
-
-    Raises:
-        MemstreamError: what went wrong the first time.
-    """
-
-    def __init__(self, method: Callable[[], None], *, every_s: float = _EVERY_S) -> None:
-        method()
-        self.stopped = threading.Event()
-        self._method, self._every_s = weakref.WeakMethod(method), every_s
-        self._thread = threading.Thread(target=self._run, name="memstream-retention", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self.stopped.wait(self._every_s) and (method := self._method()) is not None:
-            try:
-                method()
-            except MemstreamError as error:
-                _log.error("forgetting what is older than it may be failed: %s", error)
-            del method  # so that the object can be collected in the hour that comes
-
-    def stop(self) -> None:
-        """Ends, after the run that has begun."""
-        self.stopped.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()

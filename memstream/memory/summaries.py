@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+
+from sqlalchemy import Connection
 
 from memstream.memory import keys
 from memstream.memory.chunker import window_text
@@ -18,6 +20,12 @@ from memstream.stores.sql import SqlStore
 
 _log = logging.getLogger(__name__)
 _CATCH_UP_TURNS = 2000  # the newest so many turns outside the window are looked at when a conversation is opened
+
+
+def _said(connection: Connection, conversation_id: int, turn_ids: Collection[int]) -> list[Turn]:
+    """Those of the turns that are live and were said by somebody: what tools returned is nobody's words."""
+    live = rows.live_turns(connection, conversation_id, turn_ids)
+    return [turn for turn in live if turn.role not in rows.TOOL_ROLES]
 
 
 class Summaries:
@@ -58,7 +66,7 @@ class Summaries:
 
     def _summarise(self, conversation_id: int, turn_ids: tuple[int, ...], *, again: bool = False) -> None:
         with self._store.read() as connection:
-            turns = rows.live_turns(connection, conversation_id, turn_ids)
+            turns = _said(connection, conversation_id, turn_ids)
             if not turns or keys.is_summarised(connection, turns):
                 return
             copied = self._chosen is None and keys.is_held_whole(connection, turns)
@@ -72,7 +80,7 @@ class Summaries:
         if not text:
             return
         with self._store.write() as connection:
-            unchanged = rows.live_turns(connection, conversation_id, turn_ids) == turns
+            unchanged = _said(connection, conversation_id, turn_ids) == turns
             if unchanged:
                 keys.add_summary(connection, conversation_id, turns, text)
         if unchanged:

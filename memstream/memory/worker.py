@@ -1,11 +1,14 @@
-"""A thread for what no reply waits for."""
+"""Threads for what no reply waits for."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+
+from memstream.errors import MemstreamError
 
 _log = logging.getLogger(__name__)
 
@@ -70,3 +73,33 @@ class Worker:
         except BaseException as error:
             _log.error("%s in the background failed: %s", self._name, error)
             raise
+
+
+class Regularly:
+    """Does something again and again in the background, until it is stopped or its object is gone.
+
+    Args:
+        name: of the thread, and of the work in messages.
+        method: of an object that may be collected meanwhile; what goes wrong is logged, and the next time comes.
+        every_s: seconds between two times, and before the first.
+    """
+
+    def __init__(self, name: str, method: Callable[[], None], *, every_s: float) -> None:
+        self.stopped = threading.Event()
+        self._name, self._method, self._every_s = name, weakref.WeakMethod(method), every_s
+        self._thread = threading.Thread(target=self._run, name=f"memstream-{name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self.stopped.wait(self._every_s) and (method := self._method()) is not None:
+            try:
+                method()
+            except MemstreamError as error:
+                _log.error("%s in the background failed: %s", self._name, error)
+            del method  # so that the object can be collected meanwhile
+
+    def stop(self) -> None:
+        """Ends, after the run that has begun."""
+        self.stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()

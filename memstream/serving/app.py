@@ -35,7 +35,7 @@ from memstream.serving.metrics import Metrics
 from memstream.serving.openai import Asked, ChatRequest, Completion
 from memstream.serving.settings import ServerConfig
 from memstream.serving.turns import Request as TurnRequest
-from memstream.serving.turns import Turns
+from memstream.serving.turns import Talk, Turns
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ def create_app(
     rows: int,
     config: ServerConfig | None = None,
     keys: Keys | None = None,
+    talk: Talk | None = None,
     hosts: Collection[str] = (),
     with_page: bool = False,
 ) -> FastAPI:
@@ -79,6 +80,8 @@ def create_app(
         rows: of the agent.
         config: limits.
         keys: who may ask; None: everybody, as the agent's namespace.
+        talk: a bot that answers turns in place of the agent: from a session, a text and the settings of decoding to
+            pieces of text; what it answers by itself it adds to the session.
         hosts: names that it is reached by beside ``localhost`` and loopback addresses; with keys, any will do.
         with_page: adds the page at ``/``.
 
@@ -90,9 +93,9 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        turns = app.state.turns = Turns(agent, config, rows=rows)
+        turns = app.state.turns = Turns(agent, config, rows=rows, talk=talk)
         metrics.watch(turns)
-        sweeping = asyncio.create_task(_sweep(turns))
+        sweeping = asyncio.create_task(_sweep(turns, min(_SWEEP_S, config.idle_s)))
         yield
         sweeping.cancel()
         await turns.finish()
@@ -118,6 +121,8 @@ def create_app(
         """Answers the last message; with a conversation's name, what was said before need not be sent again."""
         if asked.model != model:
             raise HTTPException(404, f"there is no model {asked.model!r}; this server has {model!r}")
+        if asked.schemas is not None and talk is not None:
+            raise InputError("tools: this server's bot takes none")
         conversation = x_conversation_id or asked.session_id
         messages = Asked(asked.messages)
         turns: Turns = app.state.turns
@@ -127,6 +132,7 @@ def create_app(
                 user=asked.user,
                 conversation=conversation,
                 system=messages.system,
+                tools=asked.schemas,
                 turns=messages.turns,
                 generation=asked.generation(agent.generation, config.max_reply_tokens),
             )
@@ -153,6 +159,8 @@ def create_app(
                     async for piece in pieces:
                         yield _event(completion.piece(piece))
                 reply = told.done(turn)
+                if (calls := completion.calls(reply)) is not None:
+                    yield _event(calls)
                 yield _event(completion.last(reply))
                 if asked.stream_options is not None and asked.stream_options.include_usage:
                     yield _event(completion.usage(reply))
@@ -199,9 +207,9 @@ async def _unless_gone(http: Request, piece: Awaitable[str | None]) -> str | Non
         waiting.cancel()
 
 
-async def _sweep(turns: Turns) -> None:
+async def _sweep(turns: Turns, every_s: float) -> None:
     while True:
-        await asyncio.sleep(_SWEEP_S)
+        await asyncio.sleep(every_s)
         try:
             await turns.sweep()
         except MemstreamError as error:  # the disk is full; the next one may go better
@@ -245,7 +253,8 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or None
+        first = max(error.errors(), key=lambda one: len(one["loc"]))  # of several forms, the one that came furthest
+        named = [str(part) for part in first["loc"][1:] if str(part).isidentifier() or isinstance(part, int)]
+        where = ".".join(named) or None
         message = first["msg"].removeprefix("Value error, ")
         return answer(400, openai.error(f"{where}: {message}" if where else message, kind=_INVALID, param=where))

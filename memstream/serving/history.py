@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Said(NamedTuple):
-    """One turn: its role, ``user`` or ``assistant``, its text; ``cut`` where it is stored only as far as it went."""
+    """One turn.
+
+    Attributes:
+        role: ``user``, also of the results of tools, or ``assistant``.
+        text: as the model reads or said it.
+        cut: True where it is stored only as far as it went.
+        results: of tools, where it is these; calls with their results.
+    """
 
     role: str
     text: str
     cut: bool = False
+    results: tuple[Any, ...] = ()
 
 
 class Plan(NamedTuple):

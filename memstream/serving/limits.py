@@ -8,10 +8,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memstream.serving import openai
 
 
-class _TooLongError(Exception):
-    pass
-
-
 class BodyLimit:
     """ASGI middleware: answers 413 to a body longer than ``most`` bytes, whatever its headers say."""
 
@@ -23,29 +19,23 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        n, begun = 0, False
+        told = dict(scope["headers"]).get(b"content-length", b"")
+        n, too_long = 0, told.isdigit() and int(told) > self._most
 
         async def counted() -> Message:
-            nonlocal n
+            nonlocal n, too_long
             message = await receive()
             n += len(message.get("body", b""))
-            if n > self._most:
-                raise _TooLongError
-            return message
+            too_long = too_long or n > self._most
+            return {"type": "http.disconnect"} if too_long else message
 
-        async def noted(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
+        async def unless_too_long(message: Message) -> None:
+            if not too_long:
+                await send(message)
 
-        told = dict(scope["headers"]).get(b"content-length", b"")
-        try:
-            if told.isdigit() and int(told) > self._most:
-                raise _TooLongError
-            await self._app(scope, counted, noted)
-        except _TooLongError:
-            if begun:
-                raise
+        if not too_long:
+            await self._app(scope, counted, unless_too_long)
+        if too_long:  # whatever the application made of it
             message = f"the request is longer than {self._most} bytes"
             body = openai.error(message, kind="invalid_request_error", code="request_too_large")
             await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)

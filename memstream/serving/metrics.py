@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from memstream.agent import Agent
@@ -17,6 +17,26 @@ from memstream.serving.access import Keys
 from memstream.serving.turns import Turn, Turns
 
 _LABELS = ("namespace",)
+_GAUGES = {
+    "rows": "Caches for one conversation each.",
+    "rows_allowed": "Those that are used; fewer while memory is short.",
+    "open": "Conversations that are open.",
+    "resident": "Those that have a row.",
+    "process_bytes": "Memory of the process.",
+    "cache_bytes": "Memory of the rows.",
+    "swap_bytes": "Memory of conversations without a row.",
+    "swap_file_bytes": "Files of conversations without a row.",
+}
+_COUNTERS = {
+    "steps": "Forwards that decoded a token in each of some rows.",
+    "tokens": "Tokens decoded by them.",
+    "prefill_tokens": "Tokens computed otherwise.",
+    "evictions": "Exchanges that left a window.",
+    "swap_outs": "Rows copied out for another conversation.",
+    "swap_ins": "Rows filled with what was copied.",
+    "rebuilds": "Rows filled by computing stored turns again.",
+    "pressure_events": "How often memory ran out, or nearly did.",
+}
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -56,11 +76,15 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """What is now, for ``/metrics``; of no namespace in particular."""
-        yield GaugeMetricFamily("memstream_cache_bytes", "Size of the key/value cache.", self._agent.cache_bytes)
+        state = self._agent.state()
+        for name, text in _GAUGES.items():
+            yield GaugeMetricFamily(f"memstream_{name}", text, getattr(state, name))
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"memstream_{name}", text, getattr(state, name))
         if self._turns is not None:
             n, waiting = self._turns.n_running, self._turns.n_waiting
-            yield GaugeMetricFamily("memstream_turns_running", "Turns that have a row.", n - waiting)
-            yield GaugeMetricFamily("memstream_turns_waiting", "Turns that wait for a row.", waiting)
+            yield GaugeMetricFamily("memstream_requests_running", "Requests whose turn has a row.", n - waiting)
+            yield GaugeMetricFamily("memstream_requests_waiting", "Requests that wait.", waiting)
 
     def begin(self, namespace: str) -> Told:
         """A turn that begins."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from memstream.config import GenerationConfig
 from memstream.errors import InputError
-from memstream.report import FinishReason, Reply, as_json
+from memstream.report import FinishReason, Reply, ToolCall, as_json
 from memstream.serving.history import Said
+from memstream.tools import render_calls, render_results
 
 MOST_STOPS = 16
 # What would change a reply and is not supported: allowed are the values that change nothing.
@@ -32,7 +34,13 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-_FINISHED: dict[FinishReason, str] = {"stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
+_FINISHED: dict[FinishReason, str] = {
+    "stop": "stop",
+    "length": "length",
+    "timeout": "length",
+    "cancelled": "length",
+    "tool_calls": "tool_calls",
+}
 
 Text = Annotated[str, Field(max_length=4_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
@@ -50,17 +58,68 @@ class TextPart(BaseModel):
     text: Text
 
 
+class CalledFunction(BaseModel):
+    """Name and arguments (JSON as text) of a call."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    name: Annotated[str, Field(max_length=64)]
+    arguments: Text
+
+
+class Called(BaseModel):
+    """A call that the model made before."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    id: Annotated[str, Field(min_length=1, max_length=255)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def made(self, result: str | None = None) -> ToolCall:
+        """As the agent has it.
+
+        Raises:
+            InputError: its arguments are no JSON object.
+        """
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise InputError(f"messages: the arguments of tool call {self.id!r} are no JSON object")
+        return ToolCall(name=self.function.name, arguments=arguments, result=result)
+
+
 class Message(BaseModel):
     """One message; what OpenAI's clients add to resent replies (``refusal``, ``annotations``) is not looked at."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    tool_calls: Annotated[list[Called], Field(min_length=1, max_length=128)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=255)] | None = None
 
     @property
     def text(self) -> str:
         """All its text."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "\n".join(part.text for part in self.content)
+
+
+class ToolFunction(_Strict):
+    """What a model is told of a function."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: Annotated[str, Field(max_length=100_000)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # its schema is told to the model; nothing holds it to it
+
+
+class ToolParam(_Strict):
+    """A function that the client runs."""
+
+    type: Literal["function"]
+    function: ToolFunction
 
 
 class StreamOptions(_Strict):
@@ -91,6 +150,8 @@ class ChatRequest(_Strict):
         ]
         | None
     ) = None
+    tools: Annotated[list[ToolParam], Field(max_length=128)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
     user: Name | None = None
     metadata: dict[str, str] | None = None
     # Without effect on the reply.
@@ -126,6 +187,14 @@ class ChatRequest(_Strict):
         return self
 
     @property
+    def schemas(self) -> list[dict[str, Any]] | None:
+        """The client's tools; None where it brings none, or wants none called."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        told = [tool.function.model_dump(exclude_none=True, exclude={"strict"}) for tool in self.tools]
+        return [{"type": "function", "function": function} for function in told]
+
+    @property
     def session_id(self) -> str | None:
         """The conversation named in the metadata."""
         return (self.metadata or {}).get("session_id")
@@ -157,13 +226,36 @@ class Asked:
         while leading < len(messages) and messages[leading].role in ("system", "developer"):
             leading += 1
         self.system = "\n\n".join(message.text for message in messages[:leading]) or None
-        self.turns = [Said(message.role, message.text) for message in messages[leading:]]
-        if any(turn.role not in ("user", "assistant") for turn in self.turns):
-            raise InputError("messages: a system message must come before all others")
+        self.turns: list[Said] = []
+        self._calls: dict[str, Called] = {}  # of the reply before
+        for message in messages[leading:]:
+            self.turns.append(self._read(message))
         if not self.turns or self.turns[0].role != "user" or self.turns[-1].role != "user":
-            raise InputError("messages: after the system message, the first and the last must be from the user")
-        if any(turn.role == "user" and not turn.text.strip() for turn in self.turns):
+            raise InputError(
+                "messages: after the system message, the first and the last must be from the user or a tool"
+            )
+
+    def _read(self, message: Message) -> Said:
+        before = self.turns[-1] if self.turns else None
+        if message.role == "tool":
+            called = self._calls.pop(message.tool_call_id or "", None)
+            if called is None:
+                raise InputError("messages: a tool message must answer one of the tool_calls of the reply before it")
+            results = (called.made(message.text),)
+            if before is not None and before.results:
+                results = (*self.turns.pop().results, *results)
+            return Said("user", render_results(results), results=results)
+        if message.role == "assistant":
+            self._calls = {call.id: call for call in message.tool_calls or ()}
+            calls = render_calls([call.made() for call in self._calls.values()])
+            return Said("assistant", "\n".join(part for part in (message.text, calls) if part))
+        if message.role != "user":
+            raise InputError("messages: a system message must come before all others")
+        if before is not None and before.results:
+            raise InputError("messages: the results of tools must be answered before the user says more")
+        if not message.text.strip():
             raise InputError("messages: a message of the user is empty")
+        return Said("user", message.text)
 
 
 class Completion:
@@ -180,7 +272,11 @@ class Completion:
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         """The answer to a request that does not stream."""
-        message = {"role": "assistant", "content": reply.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text or None, "refusal": None}
+        if calls := _handed(reply):
+            message["tool_calls"] = calls
+        else:
+            message["content"] = reply.text
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _FINISHED[reply.finish_reason]}
         return {
             **self._head,
@@ -198,6 +294,11 @@ class Completion:
         """A chunk with a piece of the reply."""
         return self._chunk({"content": text})
 
+    def calls(self, reply: Reply) -> dict[str, Any] | None:
+        """The chunk with the calls that the client is to make."""
+        calls = [{"index": i, **call} for i, call in enumerate(_handed(reply))]
+        return self._chunk({"tool_calls": calls}) if calls else None
+
     def last(self, reply: Reply) -> dict[str, Any]:
         """The chunk that tells why it ended, with memstream's report."""
         return {**self._chunk({}, _FINISHED[reply.finish_reason]), **self._report(reply)}
@@ -214,6 +315,21 @@ class Completion:
         """What memstream tells beside OpenAI's fields."""
         told = {"conversation": self._conversation, **as_json(reply)}
         return {"memstream": {name: value for name, value in told.items() if name not in ("text", "summaries")}}
+
+
+def _handed(reply: Reply) -> list[dict[str, Any]]:
+    """The calls that are the client's to make."""
+    handed = [call for call in reply.tool_calls if call.result is None and call.error is None]
+    if reply.finish_reason != "tool_calls":
+        return []
+    return [
+        {
+            "id": f"call_{uuid.uuid4().hex}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+        }
+        for call in handed
+    ]
 
 
 def usage(reply: Reply) -> dict[str, Any]:

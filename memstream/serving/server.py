@@ -69,11 +69,12 @@ class Server(uvicorn.Server):
             signal.signal(signal.SIGHUP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Takes no new turn; a second SIGINT does not wait for the running ones."""
+        """Takes no new turn, and ends once the running ones have; a second SIGINT does not wait for them."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
         turns = getattr(self._app.state, "turns", None)
         if turns is not None:
             turns.loop.call_soon_threadsafe(turns.stop_soon)
-        super().handle_exit(sig, frame)
 
     def _reload(self, sig: int, frame: FrameType | None) -> None:
         self.reloads = True

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from memstream.agent import Agent
 from memstream.config import GenerationConfig
 from memstream.errors import OverloadedError
+from memstream.exchange import Said as SaidTo
 from memstream.memory import Scope
 from memstream.memory import Turn as Stored
 from memstream.report import Reply
 from memstream.serving.history import Said, compare
 from memstream.serving.settings import ServerConfig
 from memstream.session import Session
+from memstream.tools import Tool, as_tools, parse_calls, render_calls
 
+Talk = Callable[[Session, SaidTo, GenerationConfig], Iterator[str]]  # says something in a session, piece by piece
 _STOPPING = "this server is being stopped; try again"
 
 
@@ -32,6 +37,7 @@ class Request:
         user: whose memory is used, or None.
         conversation: its name; None keeps nothing.
         system: the system text, None for the server's.
+        tools: schemas of functions that the client runs; None: the agent's own tools.
         turns: what the client sent, the last of it to be answered.
         generation: how the reply is decoded.
     """
@@ -40,6 +46,7 @@ class Request:
     user: str | None
     conversation: str | None
     system: str | None
+    tools: Sequence[dict[str, Any]] | None
     turns: Sequence[Said]
     generation: GenerationConfig
 
@@ -48,6 +55,7 @@ class Turn:
     """A turn that runs, or waits for its conversation or a row. Iterate over its pieces; then ``reply`` is there.
 
     Attributes:
+        told_to_stop: True once it was cancelled.
         reply: the report, once all pieces were taken; None where it was stopped before it began.
         task: lives it.
     """
@@ -57,7 +65,7 @@ class Turn:
         self._pieces: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
         self._session: Session | None = None
         self._queued = True  # behind other requests of its conversation
-        self.cancelled = False
+        self.told_to_stop = False
         self.reply: Reply | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -81,7 +89,7 @@ class Turn:
 
     def cancel(self) -> None:
         """Stops it: what was said so far is stored; what only waits leaves nothing."""
-        self.cancelled = True
+        self.told_to_stop = True
         if self._session is not None:
             self._session.cancel()
         elif self._queued and self.task is not None:
@@ -111,14 +119,15 @@ class Turns:
         agent: has the rows.
         config: limits.
         rows: how many turns run at once.
+        talk: answers a turn; None: the session does. Whatever it answers by itself it adds to the session.
 
     Attributes:
         loop: the event loop they are taken from.
         draining: True once no new turns are taken.
     """
 
-    def __init__(self, agent: Agent, config: ServerConfig, *, rows: int) -> None:
-        self._agent, self._config = agent, config
+    def __init__(self, agent: Agent, config: ServerConfig, *, rows: int, talk: Talk | None = None) -> None:
+        self._agent, self._config, self._say = agent, config, talk or _say
         self.loop = asyncio.get_running_loop()
         self._most = rows + config.max_waiting
         self._threads = ThreadPoolExecutor(max_workers=self._most, thread_name_prefix="turn")
@@ -126,10 +135,19 @@ class Turns:
         self._running: set[Turn] = set()
         self.draining = False
 
+    def running(self) -> list[Turn]:
+        """Turns that run or wait."""
+        return list(self._running)
+
     @property
     def n_running(self) -> int:
-        """Turns that run or wait."""
+        """How many they are."""
         return len(self._running)
+
+    @property
+    def n_open(self) -> int:
+        """Conversations that are kept open."""
+        return len(self._kept)
 
     @property
     def n_waiting(self) -> int:
@@ -201,16 +219,18 @@ class Turns:
             kept.session = self._open(request)
         with self._open(request) as session:
             turn.lives_in(session)
-            *before, asked = _go_on(session, request.turns)
+            *before, asked = _go_on(session, request)
             for said, answered in zip(before[::2], before[1::2], strict=True):
-                if turn.cancelled:
+                if turn.told_to_stop:
                     return
-                session.add(said.text, answered.text)
-            for piece in session.stream(asked.text, generation=request.generation):
+                session.add(said.results or said.text, answered.text)
+            text = ""
+            for piece in self._say(session, asked.results or asked.text, request.generation):
+                text += piece
                 turn.put(piece)
-            turn.reply = session.last
+            turn.reply = _report(session.last, text, self._agent.cache_bytes)
             if kept is not None:
-                kept.last = session.last
+                kept.last = turn.reply
 
     def _open(self, request: Request) -> Session:
         keep = request.conversation is not None
@@ -219,6 +239,7 @@ class Turns:
             user=request.user,
             name=request.conversation or "",
             system=request.system,
+            tools=request.tools,
             keep=keep,
             wait_s=self._config.wait_s,
         )
@@ -278,17 +299,35 @@ class Turns:
         self._threads.shutdown()
 
 
-def _go_on(session: Session, sent: Sequence[Said]) -> tuple[Said, ...]:
+def _say(session: Session, text: SaidTo, generation: GenerationConfig) -> Iterator[str]:
+    return session.stream(text, generation=generation)
+
+
+def _report(last: Reply | None, text: str, cache_bytes: int) -> Reply:
+    """The report of a turn: the session's, where it has said what was answered."""
+    if last is None:
+        return Reply(text=text, finish_reason="stop", cache_bytes=cache_bytes)
+    return last if last.text == text else dataclasses.replace(last, text=text, finish_reason="stop")
+
+
+def _go_on(session: Session, request: Request) -> tuple[Said, ...]:
     """Takes back what the client's history no longer has; returns what is new, the last of it to be answered."""
+    sent, tools = request.turns, as_tools(request.tools or ())
+    if not tools:
+        sent = [said._replace(results=()) for said in sent]
     stored = session.turns(last=len(sent) + 2)
-    plan = compare(_as_said(stored), sent)
+    plan = compare([_as_said(turn, tools) for turn in stored], sent)
     if len(plan.new) > 1 or plan.keep < len(stored):  # it may go on from further back
         stored = session.turns()
-        plan = compare(_as_said(stored), sent)
+        plan = compare([_as_said(turn, tools) for turn in stored], sent)
     if plan.keep < len(stored):
         session.take_back(stored[plan.keep])
     return plan.new
 
 
-def _as_said(turns: Sequence[Stored]) -> list[Said]:
-    return [Said(turn.role, turn.text, turn.state == "cut") for turn in turns]
+def _as_said(turn: Stored, tools: Sequence[Tool]) -> Said:
+    """A stored turn as a client sends it again; calls in the one form that they are compared in."""
+    role = {"call": "assistant", "tool": "user"}.get(turn.role, turn.role)
+    before, calls = parse_calls(turn.text, tools) if turn.role == "call" else (turn.text, [])
+    text = "\n".join(part for part in (before.strip() if calls else before, render_calls(calls)) if part)
+    return Said(role, text, turn.state == "cut")

@@ -1,8 +1,9 @@
-"""The fixed key/value storage: allocated once, never grown, never moved."""
+"""The fixed key/value storage: it never grows with what is said."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 class Cache:
     """Keys and values of all rows and layers.
 
-    Bytes = 2 · L · K · C · R · (D · itemsize, plus 2 for the scale of int8), allocated here and never again.
+    Bytes = 2 · L · K · C · R · (D · itemsize, plus 2 for the scale of int8), allocated here and by ``resize``.
 
     Args:
         shapes: (K, D) of each layer: kv heads and head dimension.
@@ -58,6 +59,24 @@ class Cache:
     def bytes(self) -> int:
         """Bytes of everything that is stored, all rows."""
         return sum(t.untyped_storage().nbytes() for _, t in self._tensors())
+
+    def move(self, row: int, to: int) -> None:
+        """Copies all of a row over another one."""
+        for _, t in self._tensors():
+            t[to] = t[row]
+
+    def resize(self, rows: int) -> None:
+        """Makes the storage anew with another number of rows, one tensor at a time; the first rows keep what they hold.
+
+        Where memory runs out in the middle, every row that is both in the old and in the new storage is whole.
+        """
+        sides: tuple[list[Any], ...] = (self.keys, self.values, self.key_scales, self.value_scales)
+        for side in sides:
+            for layer, old in enumerate(side):
+                if old is not None and len(old) != rows:
+                    new, kept = old.new_zeros(rows, *old.shape[1:]), min(rows, len(old))
+                    new[:kept] = old[:kept]
+                    side[layer] = new
 
     def poison(self, row: int, slot: int, length: int) -> None:
         """Fills freed slots with NaN, so that a test sees any read of them; int8 ones through their scales."""

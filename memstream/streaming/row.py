@@ -33,14 +33,16 @@ class Row:
     logits: Tensor | None = None
     gone: list[Gone] = field(default_factory=list)
 
-    def make_room(self) -> None:
-        """Evicts from a full window, as the layout decides, and notes what left."""
+    def make_room(self) -> int:
+        """Evicts from a full window, as the layout decides, and notes what left. Returns how many groups did."""
         if self.layout.room() > 0:
-            return
-        for gone in self.layout.evict():
+            return 0
+        left = self.layout.evict()
+        for gone in left:
             for _ in range(gone.n_tokens):
                 self.window_ids.popleft()
-            self.gone.append(gone)
+        self.gone += left
+        return len(left)
 
     def note(self, tokens: Sequence[int], position: int) -> None:
         """Notes the ids of a computed piece; a piece that starts among the sinks lies there whole."""

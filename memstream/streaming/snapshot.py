@@ -1,4 +1,4 @@
-"""A row's whole state as one safetensors file: filled slots, counters, token ids, group marks, last logits.
+"""A row's whole state, in memory or as one safetensors file: filled slots, counters, ids, group marks, last logits.
 
 Restoring it goes on bit for bit, without prefill. A snapshot belongs to one model and one cache shape; its fingerprint
 says which, and nothing is restored into another.
@@ -25,6 +25,7 @@ from memstream.streaming.layout import Group
 from memstream.streaming.row import Row
 
 FORMAT = "1"
+State = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and the plain data that goes with them
 _COUNTERS = ("sinks", "memory", "start", "end", "base")
 
 
@@ -34,12 +35,17 @@ def fingerprint(model: str, cache: CacheConfig, dtype: torch.dtype) -> str:
     return f"{FORMAT}:{model}:{shape}:{dtype}"
 
 
-def take(cache: Cache, row: Row) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def n_bytes(state: State) -> int:
+    """Bytes of a state's tensors; a file takes a few thousand more."""
+    return sum(tensor.nbytes for tensor in state[0].values())
+
+
+def take(cache: Cache, row: Row) -> State:
     """Copies a row's state: tensors, and the plain data that goes with them. Group keys must be JSON values."""
     layout = row.layout
     tensors = cache.read(row.index, _filled(row))
     if row.logits is not None:
-        tensors["logits"] = row.logits
+        tensors["logits"] = row.logits.clone()  # which may be a part of those of several rows
     tensors["sink_ids"] = torch.tensor(row.sink_ids, dtype=torch.int64)
     tensors["memory_ids"] = torch.tensor(row.memory_ids, dtype=torch.int64)
     tensors["window_ids"] = torch.tensor(list(row.window_ids), dtype=torch.int64)
@@ -88,7 +94,7 @@ def save(path: Path, tensors: dict[str, Tensor], plain: dict[str, Any], *, finge
         partial.unlink(missing_ok=True)
 
 
-def load(path: Path, *, fingerprint: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+def load(path: Path, *, fingerprint: str) -> State | None:
     """Reads a state; None where the file is absent, damaged, or made for something else."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:

@@ -63,13 +63,14 @@ class Talk:
     def freeze(self) -> None:
         """Keeps this state; every ``ask`` begins from it."""
         self.agent.memory.flush()
-        self.conversation.unload()
-        self._state = self.conversation._parked
+        self.conversation.park()
+        self._state = self.conversation.swapped._kept
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Within, the conversation is as it was kept; afterwards what was said in it is superseded."""
-        self.conversation._parked = self._state
+        self.conversation.swapped._kept = self._state
+        self.conversation.reserve()
         self.conversation.load()
         before = self.conversation.handle.next_sequence()
         try:
@@ -143,6 +144,7 @@ def answers(results: Results, *, n_facts: int, filler_tokens: int, only: set[str
 
     if "none" in only:
         talk = Talk(loaded)
+        talk.conversation.reserve()
         talk.conversation.load()
         talk.freeze()
         ask_all(results, "none", chosen, lambda fact: talk.ask(fact, recall=OFF), tokens=0)

@@ -10,6 +10,7 @@ import pytest
 
 from memstream import Agent
 from tests.integration import tiny
+from tests.integration.scripted import LONG, OFF, WIDE, order_status
 
 
 @pytest.fixture
@@ -25,6 +26,18 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     yield build
     for agent in made:
         agent.close()
+
+
+@pytest.fixture
+def scripted(make: Callable[..., Agent]) -> Callable[..., tuple[Agent, tiny.Script]]:
+    """An agent with a tool, and the script of what its model says."""
+
+    def build(*replies: str, **settings: Any) -> tuple[Agent, tiny.Script]:
+        script = tiny.Script(*replies)
+        settings = {"tools": [order_status], "cache": WIDE, "generation": LONG, "recall": OFF, **settings}
+        return make(logits_processors=[script], **settings), script
+
+    return build
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import pytest
 
 from memstream import Agent, CacheConfig, GenerationConfig, RecallConfig
 from memstream.errors import BusyError, ConfigError
-from memstream.memory import Memory, Scope, SqlStore, handle
+from memstream.memory import Memory, Scope, SqlStore
 from memstream.models import load_model
 from tests.integration import tiny
 
@@ -217,15 +217,6 @@ def test_a_snapshot_whose_writer_was_killed_is_forgotten_too(make: Any, tmp_path
     again = make()
     again.forget("turn:1", user="a")
     assert list(folder.iterdir()) == []
-
-
-def test_snapshots_are_pruned(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handle, "MOST_SNAPSHOTS", 3)
-    agent = make()
-    for i in range(7):
-        with agent.session(user=str(i)) as chat:
-            chat.chat("hello")
-    assert {file.name for file in (tmp_path / "s.db-snapshots").iterdir()} == {f"{i}.snapshot" for i in (5, 6, 7)}
 
 
 def test_a_stop_text_is_neither_said_nor_cached(make: Any) -> None:

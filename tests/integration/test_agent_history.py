@@ -149,3 +149,20 @@ def test_the_report_tells_how_much_the_reply_saw(make: Any) -> None:
         second = chat.chat("hello there").usage
         assert second.context_tokens > second.prompt_tokens
         assert second.context_tokens <= tiny.CACHE.total
+
+
+def test_what_nobody_answered_is_stored_and_found(make: Any) -> None:
+    agent = make()
+    with agent.session(user="anna", name="a") as chat:
+        chat.add("my cat is called Tom", "")
+        assert [(turn.role, turn.text, turn.state) for turn in chat.turns()] == [
+            ("user", "my cat is called Tom", "complete"),
+            ("assistant", "", "complete"),
+        ]
+        chat.chat("go on")
+        with pytest.raises(InputError, match="empty"):
+            chat.add("", "an answer")
+    with agent.session(user="anna", name="b") as other:
+        assert [note.text for note in other.recall("what is my cat called")][:1] == ["my cat is called Tom"]
+        assert other.recall("zebra") == []
+        assert other.turns() == []

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from memstream import Agent, CacheConfig, GenerationConfig
-from memstream.engine import Engine, TurnQueue
+from memstream.engine import Engine
 from memstream.errors import ConfigError
 from memstream.memory import Turn
 from memstream.model_summarizer import ASK, STEP_TOKENS, ModelSummarizer
+from memstream.queues import TurnQueue
 from memstream.report import SummaryCounts
 from memstream.streaming.model import StreamingModel
 from memstream.template import ChatTemplate

@@ -89,3 +89,24 @@ def stored(path: Path) -> list[tuple[str, str, str]]:
     """Role, text and state of every turn of a store, read without memstream."""
     with closing(sqlite3.connect(path)) as connection:
         return connection.execute("select role, text, state from turns order by id").fetchall()
+
+
+class Script:
+    """A logits processor that has the model say given replies, one after the other, token by token."""
+
+    def __init__(self, *replies: str) -> None:
+        self._tokenizer = tokenizer()
+        self._left: list[int] = []
+        self.say(*replies)
+
+    def say(self, *replies: str) -> None:
+        """What it says next, and nothing of what it had left."""
+        self._left = [token for reply in replies for token in (*self._ids(reply), self._tokenizer.eos_token_id)]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self._left.pop(0)] = 0.0
+        return forced

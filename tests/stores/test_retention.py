@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import update
 
 from memstream.errors import InputError, StoreError
-from memstream.memory import Hourly, Memory, Part, Scope
+from memstream.memory import Memory, Part, Regularly, Scope
 from memstream.stores import schema as db
 from tests.stores.conftest import MakeMemory
 from tests.stores.filled import tables
@@ -271,16 +271,15 @@ class Job:
             self.often.set()
 
 
-def test_now_and_every_hour(caplog: pytest.LogCaptureFixture) -> None:
+def test_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
     job = Job()
-    hourly = Hourly(job.run, every_s=0.001)
-    assert job.n_runs >= 1
+    hourly = Regularly("work", job.run, every_s=0.001)
     assert job.often.wait(30)
     hourly.stop()
     n_runs = job.n_runs
     hourly.stop()
     assert job.n_runs == n_runs
-    assert "the disk is full" in caplog.text
+    assert "work in the background failed: the disk is full" in caplog.text
     idle = Job()
-    Hourly(idle.run).stop()
-    assert idle.n_runs == 1
+    Regularly("work", idle.run, every_s=3600).stop()
+    assert idle.n_runs == 0

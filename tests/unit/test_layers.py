@@ -13,34 +13,49 @@ ROOT = Path(__file__).parents[2]
 
 # Room -> rooms it may import. Every other room may import config, report and errors.
 PLAIN = {"config", "report", "errors"}
-BELOW_AGENT = {"memory", "stores", "batching", "engine", "streaming", "models"}
-AGENT = {"template", "model_summarizer", "conversation", "residents", "session", "agent"}
+BELOW_AGENT = {"memory", "stores", "batching", "counts", "engine", "machine", "queues", "streaming", "models"}
+AGENT = {
+    "agent", "conversation", "exchange", "model_summarizer", "privacy", "residents", "rounds", "session", "swap",
+    "template", "tools", "watch",
+}  # fmt: skip
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "report": {"errors"},
+    "privacy": set(),
     "kernels": set(),
     "stores": set(),
     "models": {"kernels"},
     "streaming": {"kernels", "models"},
-    "engine": {"streaming", "kernels", "models"},
+    "engine": {"counts", "machine", "streaming", "kernels", "models"},
     "batching": {"engine", "streaming"},
+    "counts": set(),
+    "machine": set(),
+    "queues": set(),
     "memory": {"stores", "models"},
     # The agent and its parts.
-    "template": {"models"},
+    "swap": {"machine", "memory", "streaming"},
+    "tools": {"streaming"},
+    "template": {"models", "tools"},
+    "exchange": BELOW_AGENT | {"privacy"},
     "model_summarizer": BELOW_AGENT | {"template"},
-    "conversation": BELOW_AGENT | {"template"},
-    "residents": BELOW_AGENT | {"template", "conversation"},
-    "session": BELOW_AGENT | {"conversation", "agent"},  # a session is a handle on its agent
-    "agent": BELOW_AGENT | {"template", "model_summarizer", "conversation", "residents", "session"},
+    "conversation": BELOW_AGENT | {"exchange", "swap", "template", "tools"},
+    "residents": BELOW_AGENT | {"swap", "template", "tools", "conversation"},
+    "session": BELOW_AGENT | {"exchange", "tools", "conversation", "agent"},  # a session is a handle on its agent
+    "rounds": BELOW_AGENT | {"exchange", "privacy", "tools", "conversation", "session"},
+    "watch": BELOW_AGENT | {"swap", "residents"},
+    "agent": BELOW_AGENT | AGENT,
     # The front doors.
     "replay": BELOW_AGENT | AGENT,
     "demo": BELOW_AGENT | AGENT,
     "serving": BELOW_AGENT | AGENT | {"replay"},
     "cli": BELOW_AGENT | AGENT | {"replay", "demo", "serving"},
-    "__init__": {"agent", "session", "replay"},
+    "__init__": {"agent", "session", "tools", "replay"},
 }
-STANDARD_ONLY = ("memstream/config.py", "memstream/errors.py", "memstream/report.py", "memstream/streaming/layout.py")
+STANDARD_ONLY = (
+    "memstream/config.py", "memstream/errors.py", "memstream/report.py", "memstream/queues.py",
+    "memstream/streaming/layout.py",
+)  # fmt: skip
 # Room -> outside packages it must not import.
 FORBIDDEN = {
     "stores": {"torch", "transformers", "sentence_transformers", "safetensors"},

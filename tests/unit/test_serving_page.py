@@ -94,11 +94,11 @@ def test_higher_is_higher_and_equal_is_flat() -> None:
 
 
 def test_samples_are_differences_and_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent: Any = SimpleNamespace(n_decoded=100, cache_bytes=4096)
-    now = 10.0
+    now, tokens = 10.0, 100
+    agent: Any = SimpleNamespace(state=lambda: SimpleNamespace(tokens=tokens, cache_bytes=4096))
     monkeypatch.setattr(curves.time, "monotonic", lambda: now)
     taken = curves.Curves(agent)
-    now, agent.n_decoded = 12.0, 150
+    now, tokens = 12.0, 150
     taken.take()
     assert (taken.samples[-1].tokens_per_s, taken.samples[-1].cache_bytes) == (25.0, 4096)
     assert 0.0 <= taken.samples[-1].processor <= 100.0
@@ -119,6 +119,20 @@ def test_what_runs_is_shown_once() -> None:
     assert settled(said[:3], [talk()]) == tuple(said[:2])
     assert settled(said[:2], [talk()]) == tuple(said[:2])
     assert settled(said, [talk(error="no")]) == tuple(said)
+    calling = [*said[:3], turn(4, "call"), turn(5, "tool"), turn(6, "assistant", "", "open")]
+    assert settled(calling, [talk()]) == tuple(said[:2])
+    assert settled(calling, []) == tuple(calling)
+
+
+def test_what_passes_between_model_and_tools_is_told_apart() -> None:
+    said = (turn(1, "user"), turn(2, "call", "f()"), turn(3, "tool", "7"), turn(4, "assistant", "seven"))
+    shown = [(line.role, line.text, line.note) for line in lines(Room(Scope("n", "u", "c"), said=said))]
+    assert shown == [
+        ("user", "x", ""),
+        ("tool", "f()", "calls a tool"),
+        ("tool", "7", "what the tool answered"),
+        ("assistant", "seven", ""),
+    ]
 
 
 def test_a_talk_follows_what_was_said() -> None:

@@ -14,6 +14,8 @@ from memstream.serving.page.parts import Handler, Told
 from memstream.serving.page.rooms import Room
 
 _LONGEST = 200_000  # characters that the field takes
+_ROLES = {"user": "user", "call": "tool", "tool": "tool"}  # every other is the assistant's
+_NOTES = {"call": "calls a tool", "tool": "what the tool answered"}
 _WAITS = "waiting for a free place"
 _STARTERS = (
     "My order number is 48213.",
@@ -24,7 +26,7 @@ _STARTERS = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One bubble: its key, who says it (``user``, ``assistant``, ``error``), the text, and a word about it."""
+    """One bubble: its key, who says it (``user``, ``assistant``, ``tool``, ``error``), the text, a word about it."""
 
     key: str
     role: str
@@ -38,9 +40,9 @@ def lines(room: Room) -> list[Line]:
     found = [
         Line(
             f"turn:{turn.id}",
-            "user" if turn.role == "user" else "assistant",
+            _ROLES.get(turn.role, "assistant"),
             turn.text,
-            note="stopped here" if turn.state == "cut" and turn.role != "user" else "",
+            note=_NOTES.get(turn.role) or ("stopped here" if turn.state == "cut" and turn.role != "user" else ""),
             pending=turn.state == "open",
         )
         for turn in room.said

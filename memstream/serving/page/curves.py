@@ -38,18 +38,19 @@ class Curves:
         self._agent = agent
         self._process = psutil.Process()
         self._process.cpu_percent()  # the first call has nothing to compare with
-        self._last = (time.monotonic(), agent.n_decoded)
+        self._last = (time.monotonic(), agent.state().tokens)
         self.samples: deque[Sample] = deque(maxlen=N_SAMPLES)
         self.version = 0
 
     def take(self) -> None:
         """Adds a sample."""
-        now, n = time.monotonic(), self._agent.n_decoded
+        now, state = time.monotonic(), self._agent.state()
+        n = state.tokens
         (then, before), self._last = self._last, (now, n)
         self.samples.append(
             Sample(
                 tokens_per_s=(n - before) / (now - then) if now > then else 0.0,
-                cache_bytes=self._agent.cache_bytes,
+                cache_bytes=state.cache_bytes,
                 processor=min(100.0, self._process.cpu_percent() / _CORES),
             )
         )
@@ -59,7 +60,7 @@ class Curves:
         """Takes one every second."""
         while True:
             await asyncio.sleep(SAMPLE_S)
-            self.take()
+            await asyncio.to_thread(self.take)
 
 
 def drawn(values: Sequence[float], top: float) -> str:

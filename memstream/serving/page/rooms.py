@@ -90,13 +90,12 @@ class Room:
 
 def settled(stored: Sequence[Stored], talks: Sequence[Talk]) -> tuple[Stored, ...]:
     """Stored turns without those of the turn that is being lived, where ``talks`` show it already."""
-    said = list(stored)
-    if any(talk.runs for talk in talks):
-        while said and said[-1].state == "open":
-            said.pop()
-        if said and said[-1].role == "user":
-            said.pop()
-    return tuple(said)
+    said = tuple(stored)
+    lived = not said or (said[-1].role == "assistant" and said[-1].state != "open")
+    if lived or not any(talk.runs for talk in talks):
+        return said
+    asked = max((i for i, turn in enumerate(said) if turn.role == "user"), default=0)
+    return said[:asked]
 
 
 class Rooms:
@@ -151,6 +150,7 @@ class Rooms:
                 user=scope.user,
                 conversation=scope.conversation,
                 system=None,
+                tools=None,
                 turns=[Said("user", text)],
                 generation=dataclasses.replace(
                     default, max_new_tokens=min(default.max_new_tokens, self._config.max_reply_tokens)

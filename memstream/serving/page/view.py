@@ -11,6 +11,7 @@ from nicegui import ui
 
 from memstream.agent import Agent
 from memstream.errors import MemstreamError
+from memstream.exchange import taken
 from memstream.memory import ConversationInfo, Scope
 from memstream.report import ForgetReceipt, Recalled
 from memstream.serving.access import Keys
@@ -107,7 +108,7 @@ class View:
             parts.text("Who are you?", "dialog-title", "h2")
             parts.text("Memory is kept for each name, across conversations.", "dialog-text")
 
-            async def taken(told: str) -> None:
+            async def named(told: str) -> None:
                 dialog.close()
                 user = _name(told)
                 if user and user != self._user:
@@ -116,7 +117,7 @@ class View:
                     self._who.set_text(user)
                     await self._go_to_latest()
 
-            with parts.form("inline-form", taken):
+            with parts.form("inline-form", named):
                 parts.field("Your name", most=parts.LONGEST_NAME)
                 with parts.box("button primary", "button", type="submit"):
                     ui.label("Use this name")
@@ -291,7 +292,8 @@ class View:
 
     async def _remember(self, fact: str) -> None:
         try:
-            await asyncio.to_thread(self._served.agent.memory.remember, self._scope(), fact)
+            kept = taken(fact, self._served.agent.redact)
+            await asyncio.to_thread(self._served.agent.memory.remember, self._scope(), kept)
         except MemstreamError as error:
             self._tell(str(error))
         await self._list()

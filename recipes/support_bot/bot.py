@@ -1,0 +1,215 @@
+"""A help desk: answers from a knowledge base with citations, knows its customers, and hands over when it should."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from memstream.config import read_toml
+
+HERE = Path(__file__).parent
+UNKNOWN = "I don't know that; it is not in what I may tell you. Could you say it in other words?"
+HANDED = "I am handing this over to a colleague, who will answer you here."
+RULES = {  # reason for a colleague -> what a customer says then
+    "asked for a human": r"\b(human|person|agent|colleague|somebody real|representative|manager)\b",
+    "sensitive": r"\b(lawyer|attorney|sue|court|police|injur\w+|hurt|discriminat\w+|harass\w*|my data)\b",
+}
+UNHAPPY = re.compile(
+    r"\b(did ?n[o']t help|not helpful|that('s| is) (wrong|not)|useless|still (not|does ?n[o']t))\b", re.I
+)
+REFUND = re.compile(r"\b(refund|pay|compensat\w+|give)\b.*?(\d+(?:[.,]\d+)?) ?(euros?|€|eur)\b", re.I)
+QUESTION = re.compile(r"\?|^(what|when|where|who|why|how|which|do|does|can|could|is|are|may|will)\b", re.I)
+
+
+@dataclass(frozen=True)
+class Packet:
+    """What a colleague gets."""
+
+    customer: str | None
+    conversation: str | None
+    reason: str
+    time: str
+    summary: list[str]  # what the customer said, the beginning of each turn
+    last_turns: list[dict[str, str]]
+    facts: list[str]
+    sources: list[str]
+
+
+class Desk:
+    """The policy around an agent; ``answer`` is the life of a customer's turn.
+
+    Args:
+        agent: talks, remembers, and has the knowledge base.
+        failures: tries that did not help, in a row, before a colleague takes over.
+        refund_limit: euros that may be promised.
+        inbox: folder for packets.
+    """
+
+    def __init__(self, agent: Any, *, failures: int, refund_limit: float, inbox: Path) -> None:
+        self.agent, self._failures, self._refund_limit, self._inbox = agent, failures, refund_limit, inbox
+
+    def answer(self, chat: Any, text: str, generation: Any = None) -> Iterator[str]:
+        """What the customer reads; nothing once a colleague has taken over."""
+        said = [turn.text for turn in chat.turns() if turn.role == "assistant"]
+        if any(reply.endswith(HANDED) for reply in said):
+            chat.add(text, "")
+            return
+        found = [note for note in chat.recall(text) if note.citation is not None]
+        reason = self._reason(text, said, found)
+        if reason is not None:
+            chat.add(text, HANDED)
+            self._hand_over(chat, reason, found)
+            yield HANDED
+        elif found:
+            yield self._from_knowledge(chat, text, generation, found)
+        elif QUESTION.search(text) and not any(note.role == "user" for note in chat.recall(text)):
+            chat.add(text, UNKNOWN)
+            yield UNKNOWN
+        else:
+            yield from chat.stream(text, generation=generation)
+
+    def _reason(self, text: str, said: list[str], found: list[Any]) -> str | None:
+        """Why a colleague should take over; None where the bot may go on."""
+        for reason, rule in RULES.items():
+            if re.search(rule, text, re.I):
+                return reason
+        refund = REFUND.search(text)
+        if refund is not None and float(refund[2].replace(",", ".")) > self._refund_limit:
+            return "action not allowed"
+        failed = next((i for i, reply in enumerate(reversed(said)) if reply != UNKNOWN), len(said))
+        now = UNHAPPY.search(text) is not None or (QUESTION.search(text) is not None and not found)
+        if now and failed + 1 >= self._failures:
+            return "nothing found" if not found else "did not help"
+        return None
+
+    def _from_knowledge(self, chat: Any, text: str, generation: Any, found: list[Any]) -> str:
+        """The model's answer where every name and number of it stands in the notes, else the best note itself."""
+        notes = [note for note in chat.chat(text, generation=generation).recalled if note.citation is not None] or found
+        best = max(notes, key=lambda note: note.why.order)
+        said = chat.last.text.strip()
+        if not stands_in(said, " ".join([text, *(note.text for note in notes)])):
+            said = best.text
+        told = f"{said} [1]\n[1] {best.citation}, lines {best.citation.first_line} to {best.citation.last_line}"
+        chat.take_back(chat.turns(last=2)[0])
+        chat.add(text, told)
+        return told
+
+    def _hand_over(self, chat: Any, reason: str, found: list[Any]) -> None:
+        turns = chat.turns()
+        packet = Packet(
+            customer=chat.scope.user,
+            conversation=chat.scope.conversation,
+            reason=reason,
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            summary=[turn.text[:120] for turn in turns if turn.role == "user"],
+            last_turns=[{"role": turn.role, "text": turn.text} for turn in turns[-8:]],
+            facts=[memory.text for memory in self.agent.memory.memories(chat.scope) if memory.role == "fact"],
+            sources=[str(note.citation) for note in found],
+        )
+        self._inbox.mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"\W+", "-", f"{packet.time} {packet.customer} {packet.conversation}")
+        (self._inbox / f"{name}.json").write_text(json.dumps(asdict(packet), indent=1, ensure_ascii=False))
+
+
+def stands_in(said: str, source: str) -> bool:
+    """Whether a reply says nothing in particular that its source does not, and most of it in the source's words."""
+    known = set(re.findall(r"\w+", source.lower()))
+    particular = re.findall(r"\d[\d.,]*\d|\d|(?<!^)(?<![.!?] )\b[A-Z]\w+", said)
+    words = [word for word in re.findall(r"\w+", said.lower()) if len(word) > 3]
+    told = sum(word in known for word in words)
+    return all(set(re.findall(r"\w+", p.lower())) <= known for p in particular) and told >= 0.7 * max(1, len(words))
+
+
+def opened(store: str | None, inbox: Path) -> tuple[Any, Desk, dict[str, Any]]:
+    """The agent with its knowledge base, and the policy around it."""
+    from memstream import Agent
+
+    settings = read_toml(HERE / "config.toml")
+    bot = settings.pop("bot")
+    agent = Agent.from_mapping(settings, **({} if store is None else {"store": store}))
+    agent.add_documents(HERE / bot.pop("knowledge"), sync=True)
+    agent.memory.flush()
+    return agent, Desk(agent, inbox=inbox, **bot), settings
+
+
+def talk(store: str | None, inbox: Path, customer: str, said: list[str]) -> None:
+    """A conversation in the terminal."""
+    agent, desk, _ = opened(store, inbox)
+    leaving = contextlib.suppress(EOFError, KeyboardInterrupt)
+    with agent, agent.session(user=customer) as chat, leaving:
+        for text in said or iter(lambda: input(f"{customer}> "), ""):
+            print("".join(desk.answer(chat, text)) or "(a colleague has this conversation)", flush=True)
+
+
+def serve(store: str | None, inbox: Path, port: int) -> None:
+    """The same behind OpenAI's API, for this machine."""
+    from memstream.serving import Server, ServerConfig, create_app, listen
+
+    agent, desk, settings = opened(store, inbox)
+    with agent, listen("127.0.0.1", port) as listening:
+        config = ServerConfig()
+        app = create_app(agent, model="support", rows=settings["rows"], config=config, talk=desk.answer)
+        print(f"support at http://127.0.0.1:{listening.getsockname()[1]}/v1; Ctrl-C stops", file=sys.stderr, flush=True)
+        Server(app, config, access_log=False).run_on(listening)
+
+
+SCRIPT = (  # customer, what is said, what the answer has in it (nothing: the bot is silent)
+    ("anna", "Hello, my name is Anna and I bought a blue kayak.", ""),
+    ("anna", "How long does delivery take for a kayak?", "within 10 working days"),
+    ("anna", "How long can I return something?", "[1] returns.md"),
+    ("anna", "What is the capital of Mongolia?", UNKNOWN),
+    ("bela", "My e-mail is bela@example.org, what does shipping cost?", "4.90 euros"),
+    ("bela", "What is the tallest volcano on Mars?", UNKNOWN),
+    ("bela", "Which opera did Verdi write first?", HANDED),
+    ("bela", "Hello?", None),
+    ("carl", "I want to talk to a human.", HANDED),
+    ("dora", "I will call my lawyer.", HANDED),
+    ("emil", "Give me a refund of 400 euros.", HANDED),
+)
+
+
+def script() -> None:
+    """Plays the customers, each turn in a process of its own, and checks what they read."""
+    with tempfile.TemporaryDirectory() as folder:
+        visit = [sys.executable, __file__, "--store", f"{folder}/bot.db", "--inbox", f"{folder}/inbox", "--customer"]
+        for customer, text, expected in SCRIPT:
+            out = subprocess.run([*visit, customer, text], text=True, stdout=subprocess.PIPE, check=True).stdout
+            print(f"{customer}> {text}\n{out}", end="", flush=True)
+            assert (expected if expected is not None else "(a colleague") in out, f"expected {expected!r}"
+        packets = [json.loads(path.read_text()) for path in sorted(Path(folder, "inbox").iterdir())]
+        reasons = sorted((packet["customer"], packet["reason"]) for packet in packets)
+        assert reasons == [
+            ("bela", "nothing found"),
+            ("carl", "asked for a human"),
+            ("dora", "sensitive"),
+            ("emil", "action not allowed"),
+        ], reasons
+        assert "bela@example.org" not in json.dumps(packets)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", help="where conversations are kept; default: memstream's own store")
+    parser.add_argument("--inbox", type=Path, default=Path("inbox"), help="folder for what colleagues take over")
+    parser.add_argument("--customer", default="guest", help="whose memory is used")
+    parser.add_argument("--script", action="store_true", help="play the scripted customers")
+    parser.add_argument("--serve", action="store_true", help="answer over HTTP, as OpenAI's API")
+    parser.add_argument("--port", type=int, default=8000, help="for --serve; 0 takes a free one")
+    parser.add_argument("said", nargs="*", help="say this instead of asking at the prompt")
+    options = parser.parse_args()
+    if options.script:
+        script()
+    elif options.serve:
+        serve(options.store, options.inbox, options.port)
+    else:
+        talk(options.store, options.inbox, options.customer, options.said)
