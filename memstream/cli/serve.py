@@ -35,6 +35,7 @@ from memstream.errors import MissingExtraError
 @click.option(
     "--metrics-key", envvar="MEMSTREAM_METRICS_KEY", default=None, help="Reads the metrics of all namespaces."
 )
+@click.option("--page/--no-page", default=True, show_default=True, help="The page at /, to talk in a browser.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -49,6 +50,7 @@ def command(
     port: int,
     keys: tuple[str, ...],
     metrics_key: str | None,
+    page: bool,
 ) -> int:
     """Serve a model over HTTP, as OpenAI's API; conversations are kept by the server, and remembered.
 
@@ -65,13 +67,25 @@ def command(
     if cache_tokens is not None:
         values["cache"] = {**values.get("cache", {}), "cache_tokens": cache_tokens}
     try:
-        from memstream.serving import Keys, Server, ServerConfig, begin_anew, check_exposed, create_app, listen
+        from memstream.serving import (
+            Keys,
+            Server,
+            ServerConfig,
+            begin_anew,
+            check_exposed,
+            create_app,
+            has_page,
+            listen,
+        )
     except ImportError as error:
         raise MissingExtraError(f"serving needs {error.name}: pip install 'memstream[serve]'") from error
 
     config = ServerConfig.from_mapping(limits)
     allowed = Keys(keys, metrics_key=metrics_key, default=values.get("namespace", "default"))
     check_exposed(host, allowed)
+    if page and not has_page():
+        page = False
+        click.echo("there is no page, as nicegui is not installed: pip install 'memstream[serve]'", err=True)
     listening = listen(host, port)
     from memstream.agent import Agent
 
@@ -79,10 +93,16 @@ def command(
         click.echo("loading the model ...", err=True)
         with Agent.from_mapping(values) as agent:
             name = Path(values["model"]).name
-            app = create_app(agent, model=name, rows=values["rows"], config=config, keys=allowed)
+            app = create_app(
+                agent, model=name, rows=values["rows"], config=config, keys=allowed, hosts=[host], with_page=page
+            )
             at, size = listening.getsockname()[:2], agent.cache_bytes / 2**20
-            where = f"http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}/v1"
-            told = f"{name} at {where}: {values['rows']} conversations at once, {size:.0f} MiB of cache; Ctrl-C stops"
+            where = f"http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}"
+            told = (
+                f"{name} at {where}/v1: {values['rows']} conversations at once, {size:.0f} MiB of cache; Ctrl-C stops"
+            )
+            if page:
+                told += f"\nto talk in a browser: {where}/"
             server = Server(
                 app,
                 config,

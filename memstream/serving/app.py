@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, HTTPException, Request
@@ -27,8 +27,9 @@ from memstream.errors import (
     OverloadedError,
     StoreError,
 )
-from memstream.serving import conversations, openai
+from memstream.serving import conversations, openai, page
 from memstream.serving.access import Keys, Namespace
+from memstream.serving.browsers import OwnPagesOnly
 from memstream.serving.limits import BodyLimit
 from memstream.serving.metrics import Metrics
 from memstream.serving.openai import Asked, ChatRequest, Completion
@@ -68,6 +69,8 @@ def create_app(
     config: ServerConfig | None = None,
     keys: Keys | None = None,
     talk: Talk | None = None,
+    hosts: Collection[str] = (),
+    with_page: bool = False,
 ) -> FastAPI:
     """Builds the server as an ASGI application, to be run by uvicorn or mounted into another one.
 
@@ -79,6 +82,11 @@ def create_app(
         keys: who may ask; None: everybody, as the agent's namespace.
         talk: a bot that answers turns in place of the agent: from a session, a text and the settings of decoding to
             pieces of text; what it answers by itself it adds to the session.
+        hosts: names that it is reached by beside ``localhost`` and loopback addresses; with keys, any will do.
+        with_page: adds the page at ``/``.
+
+    Raises:
+        MissingExtraError: the page needs NiceGUI.
     """
     config, keys = config or ServerConfig(), keys or Keys(default=agent.namespace)
     metrics = Metrics(agent)
@@ -100,6 +108,7 @@ def create_app(
     )
     app.state.agent, app.state.keys, app.state.config, app.state.metrics = agent, keys, config, metrics
     app.add_middleware(BodyLimit, most=config.max_body_bytes)
+    app.add_middleware(OwnPagesOnly, hosts=None if keys else hosts, kept=page.PATHS)
     _answer_errors(app)
 
     @app.post("/v1/chat/completions", response_model=None, tags=["chat"])
@@ -177,6 +186,8 @@ def create_app(
 
     conversations.add_routes(app)
     metrics.add_route(app)
+    if with_page:
+        page.add(app, model=model)
     return app
 
 

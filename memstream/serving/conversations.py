@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from memstream.agent import Agent
 from memstream.errors import InputError
+from memstream.exchange import taken
 from memstream.memory import ConversationInfo, Scope
 from memstream.report import as_json
 from memstream.serving.access import Namespace
@@ -93,7 +94,8 @@ def memories(
 def remember(http: Request, conversation: Id, fact: Fact, namespace: Namespace, user: User = None) -> dict[str, Any]:
     """Pins a fact, which every later reply sees."""
     agent: Agent = http.app.state.agent
-    return {"id": agent.memory.remember(Scope(namespace, user, conversation), fact.text), "object": "memory"}
+    scope = Scope(namespace, user, conversation)
+    return {"id": agent.memory.remember(scope, taken(fact.text, agent.redact)), "object": "memory"}
 
 
 @router.delete("/{conversation}/memories/{memory}")
@@ -111,6 +113,8 @@ def forget(
         receipt = agent.forget_in(scope, memory)
     except InputError as error:
         raise HTTPException(404, str(error)) from error
+    turns: Turns = http.app.state.turns
+    turns.loop.call_soon_threadsafe(turns.forget_reports, scope)
     return {"object": "memory.forgotten", **as_json(receipt)}
 
 

@@ -251,6 +251,12 @@ class Turns:
         kept = self._kept.get(scope)
         return (None, None) if kept is None else (kept.session, kept.last)
 
+    def forget_reports(self, scope: Scope) -> None:
+        """Drops the reports of a user's conversations: they may tell what was forgotten."""
+        for other, kept in self._kept.items():
+            if (other.namespace, other.user) == (scope.namespace, scope.user):
+                kept.last = None
+
     async def sweep(self) -> None:
         """Closes conversations that were not used for long, and the longest unused ones where there are too many."""
         since = time.monotonic() - self._config.idle_s

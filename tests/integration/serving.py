@@ -89,11 +89,12 @@ def served(
     *,
     rows: int = 1,
     keys: Keys | None = None,
+    with_page: bool = False,
     wrap: Callable[[Any], Any] = lambda app: app,
     **limits: Any,
 ) -> Iterator[Served]:
     """Serves an agent on a free port of this machine."""
-    app = create_app(agent, model=MODEL, rows=rows, config=ServerConfig(**limits), keys=keys)
+    app = create_app(agent, model=MODEL, rows=rows, config=ServerConfig(**limits), keys=keys, with_page=with_page)
     server = uvicorn.Server(uvicorn.Config(wrap(app), lifespan="on", log_config=None))
     with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
