@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,11 @@ from torch import Tensor
 from memstream.batching import Batch
 from memstream.config import GenerationConfig
 from memstream.errors import CapacityError, StoreError
-from memstream.exchange import Exchange, exchanges
+from memstream.exchange import Exchange, exchanges, occupancy, stored_backwards
 from memstream.machine import out_of_memory
 from memstream.memory import TOOL_ROLES, ConversationHandle, Memory, Turn
 from memstream.queues import TurnQueue
-from memstream.report import Evicted, Held, Occupancy, Recalled
+from memstream.report import Evicted, Occupancy, Recalled
 from memstream.speculation import Speculation
 from memstream.streaming import snapshot
 from memstream.streaming.generate import Decoding
@@ -192,7 +192,7 @@ class Conversation:
         # What the pinned tokens do not take of the opening is window too.
         room = row.layout.window_room - row.layout.window - engine.config.evict_tokens
         chosen: list[tuple[Exchange, list[int]]] = []
-        for exchange in self._stored_backwards():
+        for exchange in stored_backwards(self.handle):
             tokens = self._tokens(exchange, None)
             if len(tokens) > room:
                 break
@@ -208,16 +208,6 @@ class Conversation:
         self.take_evicted()
         if chosen:
             log.info("conversation %d rebuilt from %d stored exchanges", self.handle.id, len(chosen))
-
-    def _stored_backwards(self) -> Iterator[Exchange]:
-        """Stored exchanges, newest first, read in pages."""
-        before = self.handle.next_sequence()
-        while page := self.handle.turns_before(before, 64):
-            found = exchanges(page)
-            if len(page) == 64:  # the oldest exchange of a full page may have begun before it
-                found = found[1:] or found
-            yield from reversed(found)
-            before = found[0].key
 
     # The life of a turn
 
@@ -380,27 +370,7 @@ class Conversation:
     def occupancy(self) -> Occupancy | None:
         """What the row holds now; None where there is none. From any thread: at worst as it was a moment ago."""
         row = self.row
-        if row is None:
-            return None
-        layout = row.layout
-        groups = [*layout.closed, *([layout.open] if layout.open is not None else [])]
-        said = {exchange.key: exchange for exchange in list(self.window)}
-        return Occupancy(
-            sink_tokens=layout.sinks,
-            memory_tokens=layout.memory,
-            memory_room=layout.memory_room,
-            window_tokens=layout.window,
-            window_room=layout.window_room,
-            exchanges=tuple(
-                Held(
-                    turns=tuple(f"turn:{turn.id}" for turn in said[group.key].turns),
-                    n_tokens=group.n_tokens,
-                    text=said[group.key].user[:120],
-                )
-                for group in groups
-                if group.key in said
-            ),
-        )
+        return None if row is None else occupancy(row.layout, list(self.window))
 
     def take_evicted(self) -> list[Evicted]:
         """Exchanges that left the window since the last call; those that left whole are summarised by memory."""

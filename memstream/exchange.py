@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from memstream.errors import InputError
-from memstream.memory import Turn, storable_text
+from memstream.memory import ConversationHandle, Turn, storable_text
 from memstream.privacy import Redactor
-from memstream.report import ToolCall
+from memstream.report import Held, Occupancy, ToolCall
+from memstream.streaming.layout import Layout
 
 Said = str | Sequence[ToolCall]  # by a user; or the calls of the reply before, with their results
 
@@ -41,6 +42,39 @@ def exchanges(turns: Iterable[Turn]) -> list[Exchange]:
             found.append(Exchange(turn.sequence))
         found[-1].turns.append(turn)
     return found
+
+
+def stored_backwards(handle: ConversationHandle) -> Iterator[Exchange]:
+    """A conversation's stored exchanges, newest first, read in pages."""
+    before = handle.next_sequence()
+    while page := handle.turns_before(before, 64):
+        found = exchanges(page)
+        if len(page) == 64:  # the oldest exchange of a full page may have begun before it
+            found = found[1:] or found
+        yield from reversed(found)
+        before = found[0].key
+
+
+def occupancy(layout: Layout, window: Sequence[Exchange]) -> Occupancy:
+    """What a row with these exchanges in its window holds."""
+    groups = [*layout.closed, *([layout.open] if layout.open is not None else [])]
+    said = {exchange.key: exchange for exchange in window}
+    return Occupancy(
+        sink_tokens=layout.sinks,
+        memory_tokens=layout.memory,
+        memory_room=layout.memory_room,
+        window_tokens=layout.window,
+        window_room=layout.window_room,
+        exchanges=tuple(
+            Held(
+                turns=tuple(f"turn:{turn.id}" for turn in said[group.key].turns),
+                n_tokens=group.n_tokens,
+                text=said[group.key].user[:120],
+            )
+            for group in groups
+            if group.key in said
+        ),
+    )
 
 
 def checked(text: str) -> str:

@@ -99,3 +99,35 @@ def test_the_cache_takes_what_it_says() -> None:
     before = torch.cuda.memory_allocated()
     cache = streaming.new_cache(CacheConfig(cache_tokens=2048), rows=8)
     assert torch.cuda.memory_allocated() - before == pytest.approx(cache.bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_rows_go_on_in_a_cache_made_anew(kv_dtype: str) -> None:
+    """They keep what they hold, other graphs are captured, and a state that was in host memory comes back."""
+    model = tiny_model("llama").cuda()
+    engines = [engine_for(model, rows=4, kv_dtype=kv_dtype) for _ in range(2)]
+    rows = [[engine.admit() for _ in range(4)] for engine in engines]
+    for engine, mine in zip(engines, rows, strict=True):
+        for i, row in enumerate(mine):
+            row.layout.open_group(0)
+            engine.feed(row, tokens(20 + i, seed=i))
+    engine, other = engines
+    state = engine.take(rows[0][2])
+    assert all(tensor.device.type == "cpu" for tensor in state[0].values())
+    for i in (0, 2):
+        engine.leave(rows[0][i])
+    for n_rows in (2, 4, 3):
+        engine.resize(n_rows)
+        if n_rows == 4:
+            rows[0][2] = engine.admit()
+            engine.put(rows[0][2], state)
+            other_rows = [row for i, row in enumerate(rows[1]) if i]
+            for token in range(9, 12):
+                engine.step(rows[0][1:], [token] * 3)
+                other.step(other_rows, [token] * 3)
+            engine.leave(rows[0][2])
+        for token in range(5, 8):
+            engine.step([rows[0][1], rows[0][3]], [token, token + 1])
+            other.step([rows[1][1], rows[1][3]], [token, token + 1])
+            for i in (1, 3):
+                assert torch.equal(rows[0][i].logits, rows[1][i].logits)
