@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
         """Serves until it is told to stop."""
         before = signal.signal(signal.SIGHUP, self._reload)
         try:
-            self.run(sockets=[listening])
+            self.run(sockets=[listening.dup()])  # which it closes; ours is handed over
         finally:
             signal.signal(signal.SIGHUP, before)
 

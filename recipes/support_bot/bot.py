@@ -97,7 +97,7 @@ class Desk:
         notes = [note for note in chat.chat(text, generation=generation).recalled if note.citation is not None] or found
         best = max(notes, key=lambda note: note.why.order)
         said = chat.last.text.strip()
-        if not stands_in(said, " ".join([text, *(note.text for note in notes)])):
+        if not stands_in(said, best.text):
             said = best.text
         told = f"{said} [1]\n[1] {best.citation}, lines {best.citation.first_line} to {best.citation.last_line}"
         chat.take_back(chat.turns(last=2)[0])
@@ -122,12 +122,12 @@ class Desk:
 
 
 def stands_in(said: str, source: str) -> bool:
-    """Whether a reply says nothing in particular that its source does not, and most of it in the source's words."""
-    known = set(re.findall(r"\w+", source.lower()))
-    particular = re.findall(r"\d[\d.,]*\d|\d|(?<!^)(?<![.!?] )\b[A-Z]\w+", said)
+    """Whether every number (with the word after it) and name of a reply is its source's, and most of its words are."""
+    source = " ".join(source.lower().split())
+    particular = re.findall(r"\d[\w.,]*(?: [^\W\d]\w*)?|(?<!^)(?<![.!?] )\b[A-Z]\w+", " ".join(said.split()))
     words = [word for word in re.findall(r"\w+", said.lower()) if len(word) > 3]
-    told = sum(word in known for word in words)
-    return all(set(re.findall(r"\w+", p.lower())) <= known for p in particular) and told >= 0.7 * max(1, len(words))
+    told = sum(re.search(rf"\b{word}\b", source) is not None for word in words)
+    return all(one.lower().strip(".,") in source for one in particular) and told >= 0.7 * max(1, len(words))
 
 
 def opened(store: str | None, inbox: Path) -> tuple[Any, Desk, dict[str, Any]]:

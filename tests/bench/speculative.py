@@ -1,9 +1,9 @@
-"""Speculative decoding: what several tokens in one forward cost, and how much faster replies come that repeat something.
+"""Speculative decoding: what several tokens in one forward cost, how much faster replies come that repeat something.
 
     python tests/bench/speculative.py --out speculative.jsonl [--weights int4] [--drafted 4]
 
-Each prompt is answered with and without, in turns, in conversations of their own; a ratio is that of two replies next to
-each other, and the median of all.
+Each prompt is answered with and without, in turns, in conversations of their own; a ratio is that of two replies next
+to each other, and the median of all.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from memstream.streaming.model import StreamingModel
 MODEL = "smollm2-135m"
 TESTS = ("tests/integration/test_speculation.py",)
 PARAGRAPH = (
-    "The harbour of Valparaiso lies in a wide bay that is open to the north. In winter, storms from that side drive high "
-    "waves against the quays, and ships used to leave for the open sea until they were over. The breakwater was begun in "
+    "The harbour of Valparaiso lies in a wide bay that is open to the north. In winter, storms from there drive high "
+    "waves against the quays, and ships used to leave for the open sea until all was over. A breakwater was begun in "
     "1912 and finished eighteen years later; it is 300 metres long, and 55 metres deep at its end."
 )
 LINES = "\n".join(
@@ -45,7 +45,7 @@ LINES = "\n".join(
         )
     )
 )
-ITEMS = "- two loaves of rye bread\n- a kilogram of flour\n- six eggs\n- unsalted butter, 250 grams\n- a lemon\n- dark chocolate"
+ITEMS = "- two loaves of rye bread\n- a kilogram of flour\n- six eggs\n- 250 grams of butter\n- a lemon\n- chocolate"
 REPETITIVE = (
     f"Repeat the following text word for word.\n\n{PARAGRAPH}",
     f"Copy these log lines exactly, one by one.\n\n{LINES}",
