@@ -449,6 +449,14 @@ class Agent:
         """Bytes of the key/value cache, and of the summarising model's; they never change."""
         return self._engine.cache_bytes + (self._summarizer.cache_bytes if self._summarizer is not None else 0)
 
+    def asked_for(self) -> list[Scope]:
+        """Open conversations that another process waits for, or that were lost with the connection that owned them.
+
+        Their sessions should be closed: nothing of them is lost, and whoever opens one again goes on.
+        """
+        ids = self.memory.store.asked_for()
+        return self._residents.scopes_of(self.memory, ids) if ids else []
+
     def release(self, conversation: Conversation) -> None:
         """Takes note that a session was closed; with the last one the conversation is saved and given up."""
         kept = conversation.memory is self.memory

@@ -156,11 +156,11 @@ class Conversation:
             raise
 
     def unload(self) -> None:
-        """Saves the row as a snapshot and frees it; where the disk refuses, the next load prefills what is stored."""
-        self.check_forgotten()
-        if self.row is None:
-            return
+        """Saves the row as a snapshot and frees it; where the store refuses, the next load prefills what is stored."""
         try:
+            self.check_forgotten()
+            if self.row is None:
+                return
             self.take_evicted()
             if self.row.logits is not None:
                 self._save(snapshot.take(self.engine.cache, self.row))
