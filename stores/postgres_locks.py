@@ -29,6 +29,7 @@ class Locks:
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
         self._connection: Any = None
+        self._pid = 0  # of the server's process behind it
         self._guard = threading.Lock()
         self._held: set[int] = set()
         self._lost: set[int] = set()  # taken, and gone with their connection
@@ -63,7 +64,7 @@ class Locks:
         with self._guard:
             if conversation_id not in self._held:
                 return False
-            pid = self._connection.info.backend_pid
+            pid = self._pid
         return bool(connection.exec_driver_sql(_HELD, (APPLICATION_ID, conversation_id, pid)).scalar())
 
     def ask_for(self, conversation_id: int) -> None:
@@ -100,6 +101,7 @@ class Locks:
             except psycopg.OperationalError:
                 self._lose()
         self._connection = self._connect()
+        self._pid = self._connection.info.backend_pid
         self._connection.add_notify_handler(lambda notice: self._asked.add(int(notice.payload)))
         self._connection.execute(f"LISTEN {_CHANNEL}")
         return self._connection.execute(statement, values).fetchone()[0]
