@@ -540,6 +540,14 @@ class Agent:
         """What the rows, the conversations and the memory are like now, and what was done so far."""
         return dataclasses.replace(self._watch.state(), cache_bytes=self.cache_bytes)
 
+    def asked_for(self) -> list[Scope]:
+        """Open conversations that another process waits for, or that were lost with the connection that owned them.
+
+        Their sessions should be closed: nothing of them is lost, and whoever opens one again goes on.
+        """
+        ids = self.memory.store.asked_for()
+        return self._residents.scopes_of(self.memory, ids) if ids else []
+
     def release(self, conversation: Conversation) -> None:
         """Takes note that a session was closed; with the last one the conversation is saved and given up."""
         kept = conversation.memory is self.memory

@@ -146,11 +146,11 @@ class Conversation:
 
     def park(self) -> None:
         """Frees the row and keeps its state in memory, where the next ``load`` finds it bit for bit."""
-        self.check_forgotten()
-        if self.row is None:
-            return
         began = time.perf_counter()
         try:
+            self.check_forgotten()
+            if self.row is None:
+                return
             self.take_evicted()
             if self.row.logits is not None:
                 self.swapped.keep(self._state_name, self.engine.take(self.row))

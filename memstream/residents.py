@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from memstream.batching import Batch
 from memstream.conversation import Conversation
@@ -17,6 +17,7 @@ from memstream.template import ChatTemplate
 from memstream.tools import Tool
 
 _POLL_S = 0.05
+_ASK_AGAIN_S = 1.0
 _QUIET_POLL_S = 0.01
 
 
@@ -54,7 +55,7 @@ class Residents:
         self.closed = False
 
     def acquire(self, scope: Scope, memory: Memory, wait_s: float) -> Conversation:
-        """Opens a conversation, or takes part in one that is open.
+        """Opens a conversation, or takes part in one that is open; another process that owns it is asked to give it up.
 
         Args:
             scope: whose it is, and its name.
@@ -66,6 +67,7 @@ class Residents:
             BusyError: everything was closed.
         """
         deadline = time.monotonic() + wait_s
+        ask = 0.0
         while True:
             with self._registry:
                 if self.closed:
@@ -81,6 +83,9 @@ class Residents:
                 except ConversationBusyError:
                     if time.monotonic() >= deadline:
                         raise
+            if time.monotonic() >= ask:
+                memory.ask_for(scope)
+                ask = time.monotonic() + _ASK_AGAIN_S
             time.sleep(_POLL_S)
 
     def release(self, conversation: Conversation, *, save: bool = True) -> bool:
@@ -231,6 +236,15 @@ class Residents:
                 if other == scope
                 or (scope.knowledge and other.namespace == scope.namespace)
                 or ((other.namespace, other.user) == (scope.namespace, scope.user) and scope.user is not None)
+            ]
+
+    def scopes_of(self, memory: Memory, ids: Collection[int]) -> list[Scope]:
+        """Those of the open conversations of a store that have these ids."""
+        with self._registry:
+            return [
+                scope
+                for scope, conversation in self._open.items()
+                if conversation.memory is memory and conversation.handle.id in ids
             ]
 
     @contextlib.contextmanager

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-import threading
+import socket
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,11 +21,23 @@ from sqlalchemy.types import UserDefinedType
 
 from memstream.errors import ConfigError, MissingExtraError, StoreError
 from memstream.stores.migrations import APPLICATION_ID
+from memstream.stores.postgres_locks import Locks
 
 _SCHEMA = "memstream"
 _BUSY_TIMEOUT_S = 15
 _CONNECT_TIMEOUT_S = 10
 _POLL_S = 0.05
+# Either side misses a machine that is gone within half a minute; what it owned is free then.
+_IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
+_KEEPALIVES = {
+    "keepalives_idle": _IDLE_S,
+    "keepalives_interval": _INTERVAL_S,
+    "keepalives_count": _PROBES,
+    "tcp_user_timeout": (_IDLE_S + _INTERVAL_S * _PROBES) * 1000,
+}
+_SERVERS_KEEPALIVES = (
+    f"-ctcp_keepalives_idle={_IDLE_S} -ctcp_keepalives_interval={_INTERVAL_S} -ctcp_keepalives_count={_PROBES}"
+)
 _UNREADABLE = "the store's URL cannot be read; it must be postgresql://USER:PASSWORD@HOST/DATABASE"
 _WRITER = 0  # the advisory lock of whoever writes; a conversation's is its id
 
@@ -97,8 +110,7 @@ class Postgres:
             self._url = make_url(name).set(drivername="postgresql+psycopg")
         except ArgumentError as error:
             raise ConfigError(_UNREADABLE) from error
-        self._lock_connection: Any = None
-        self._locking = threading.Lock()
+        self._locks = Locks(self._connect)
         self._prepare(create)
         self.engine = _engine(self._url)
 
@@ -111,7 +123,7 @@ class Postgres:
 
         url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
         try:
-            return psycopg.connect(url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S)
+            return psycopg.connect(url, autocommit=True, options=_SERVERS_KEEPALIVES, **_settings())
         except psycopg.ProgrammingError as error:
             raise ConfigError(f"{_UNREADABLE} ({_first_line(error)})") from error
 
@@ -183,42 +195,29 @@ class Postgres:
     def lock_conversation(self, conversation_id: int, wait_s: float) -> Callable[[], None] | None:
         """Takes an advisory lock, held until it is given back or this process's connection ends."""
         until = time.monotonic() + wait_s
-        while not self._try_lock(conversation_id):
-            if time.monotonic() >= until:
-                return None
-            time.sleep(_POLL_S)
-        return lambda: self._unlock(conversation_id)
+        while True:
+            with self.explain():
+                if self._locks.take(conversation_id):
+                    return lambda: self._locks.give_back(conversation_id)
+                left = until - time.monotonic()
+                if left <= 0:
+                    return None
+                self._locks.ask_for(conversation_id)
+            time.sleep(min(_POLL_S, left))
 
-    def _try_lock(self, conversation_id: int) -> bool:
-        with self._locking, self.explain():
-            if self._lock_connection is not None and self._lock_connection.closed:  # it broke
-                self._lock_connection.close()
-                self._lock_connection = None
-            if self._lock_connection is None:
-                self._lock_connection = self._connect()
-            keys = (APPLICATION_ID, conversation_id)
-            return bool(self._lock_connection.execute("SELECT pg_try_advisory_lock(%s, %s)", keys).fetchone()[0])
+    def check_owner(self, connection: Connection, conversation_id: int) -> None:
+        """Raises StoreError where the lock was lost; once it was asked in a transaction that writes, it holds."""
+        if not self._locks.holds(connection, conversation_id):
+            raise StoreError(f"{self}: the connection that owned the conversation was lost; close it and open it again")
 
-    def _unlock(self, conversation_id: int) -> None:
-        import psycopg
+    def ask_for(self, conversation_id: int) -> None:
+        """Tells the process that has a conversation that it is wanted."""
+        with self.explain():
+            self._locks.ask_for(conversation_id)
 
-        with self._locking:
-            try:
-                self._lock_connection.execute("SELECT pg_advisory_unlock(%s, %s)", (APPLICATION_ID, conversation_id))
-            except psycopg.Error:
-                self._lock_connection.close()  # the lock went with the connection
-
-    def check_locks(self) -> None:
-        """Raises StoreError where the connection that holds the locks was lost."""
-        import psycopg
-
-        with self._locking:
-            try:
-                self._lock_connection.execute("SELECT 1")
-            except psycopg.Error as error:
-                raise StoreError(
-                    f"{self}: the connection that owned the conversation was lost; close it and open it again"
-                ) from error
+    def asked_for(self) -> set[int]:
+        """Conversations of this process that others asked for since the last call, and those whose lock was lost."""
+        return self._locks.asked_for()
 
     def lock_index(self) -> AbstractContextManager[object]:
         """There is no index file."""
@@ -230,18 +229,22 @@ class Postgres:
 
     def close(self) -> None:
         """Closes every connection."""
-        with self._locking:
-            if self._lock_connection is not None:
-                self._lock_connection.close()
+        self._locks.close()
         self.engine.dispose()
+
+
+def _settings() -> dict[str, Any]:
+    """How every connection is made; it tells the server whose it is (``pg_stat_activity.application_name``)."""
+    name = f"memstream {os.getpid()} on {socket.gethostname()}"[:63]
+    return {"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": name, **_KEEPALIVES}
 
 
 def _engine(url: URL) -> Any:
     """An engine whose reads each see one state, and whose writes queue."""
-    settings = f"-csearch_path={_SCHEMA},public -cdefault_transaction_isolation=repeatable\\ read"
+    settings = f"{_SERVERS_KEEPALIVES} -csearch_path={_SCHEMA},public -cdefault_transaction_isolation=repeatable\\ read"
     engine = create_engine(
         url,
-        connect_args={"options": settings, "connect_timeout": _CONNECT_TIMEOUT_S},
+        connect_args={"options": settings, **_settings()},
         pool_pre_ping=True,
         pool_timeout=60,
         pool_use_lifo=True,

@@ -50,8 +50,14 @@ class Database(Protocol):
     def lock_conversation(self, conversation_id: int, wait_s: float) -> Callable[[], None] | None:
         """Takes a conversation for this process; returns what gives it back, or None where another has it."""
 
-    def check_locks(self) -> None:
-        """Raises StoreError where the locks that were taken are lost."""
+    def check_owner(self, connection: Connection, conversation_id: int) -> None:
+        """Raises StoreError where a conversation is no longer this process's; holds for a transaction that writes."""
+
+    def ask_for(self, conversation_id: int) -> None:
+        """Tells the process that has a conversation that it is wanted, where there is a way to tell it."""
+
+    def asked_for(self) -> set[int]:
+        """Conversations of this process that others asked for since the last call, and those it has lost."""
 
     def lock_index(self) -> AbstractContextManager[object]:
         """One process at a time saves the index file."""
@@ -214,13 +220,25 @@ class SqlStore:
             self._owned.discard(conversation_id)
             self._owned_changed.notify_all()
 
-    def check_locks(self) -> None:
-        """Checks that the conversations taken are still this process's.
+    def check_owner(self, connection: Connection, conversation_id: int) -> None:
+        """Checks that a conversation that was taken is still this process's, for as long as a transaction writes.
+
+        Args:
+            connection: of the transaction.
+            conversation_id: which.
 
         Raises:
-            StoreError: the connection that held them was lost.
+            StoreError: it was lost with the connection that held it.
         """
-        self.database.check_locks()
+        self.database.check_owner(connection, conversation_id)
+
+    def ask_for(self, conversation_id: int) -> None:
+        """Asks the process that owns a conversation to give it up when it can; only over PostgreSQL."""
+        self.database.ask_for(conversation_id)
+
+    def asked_for(self) -> set[int]:
+        """Conversations to give up soon: others asked for them since the last call, or their lock was lost."""
+        return self.database.asked_for()
 
     def lock_index(self) -> AbstractContextManager[object]:
         """One process at a time saves the index file."""

@@ -229,8 +229,15 @@ class Sqlite:
             raise StoreError(f"cannot lock {lock.lock_file}: {error.strerror}") from error
         return lock.release
 
-    def check_locks(self) -> None:
+    def check_owner(self, connection: Connection, conversation_id: int) -> None:
         """Nothing to do: nobody can take a lock from a process that is alive."""
+
+    def ask_for(self, conversation_id: int) -> None:
+        """Nobody is told: processes that share a file do not hear each other."""
+
+    def asked_for(self) -> set[int]:
+        """Never any; see ``ask_for``."""
+        return set()
 
     @contextmanager
     def lock_index(self) -> Iterator[None]:

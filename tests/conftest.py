@@ -19,6 +19,7 @@ if not torch.cuda.is_available():  # Triton reads it when a kernel is defined, s
     os.environ["TRITON_INTERPRET"] = "1"
 
 from memstream.config import memstream_home
+from tests.postgres import new_database, server  # noqa: F401 (fixtures)
 
 if TYPE_CHECKING:
     from memstream.models import LoadedModel

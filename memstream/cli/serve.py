@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from memstream.config import WeightsChoice, read_toml
-from memstream.errors import MissingExtraError
+from memstream.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from memstream.serving import Keys, ServerConfig
 
 
 @click.command("serve")
@@ -36,6 +41,8 @@ from memstream.errors import MissingExtraError
     "--metrics-key", envvar="MEMSTREAM_METRICS_KEY", default=None, help="Reads the metrics of all namespaces."
 )
 @click.option("--page/--no-page", default=True, show_default=True, help="The page at /, to talk in a browser.")
+@click.option("--ray", "on_ray", is_flag=True, help="Serve with several replicas on Ray, over a PostgreSQL store.")
+@click.option("--replicas", type=click.IntRange(1), default=None, help="With --ray: how many.  [default: 2]")
 @click.pass_context
 def command(
     context: click.Context,
@@ -51,16 +58,16 @@ def command(
     keys: tuple[str, ...],
     metrics_key: str | None,
     page: bool,
+    on_ray: bool,
+    replicas: int | None,
 ) -> int:
     """Serve a model over HTTP, as OpenAI's API; conversations are kept by the server, and remembered.
 
     SIGTERM ends it once running replies are done; SIGHUP begins it anew with the same settings, while clients wait.
     """
-    values: dict[str, Any] = {
-        "rows": 8,
-        "model": "smollm2-135m",
-        **({} if config_file is None else read_toml(config_file)),
-    }
+    if replicas is not None and not on_ray:
+        raise ConfigError("--replicas needs --ray: without it, one process serves")
+    values: dict[str, Any] = {} if config_file is None else read_toml(config_file)
     limits = values.pop("serve", {})
     given = {"model": model, "weights": weights, "store": store, "system": system, "rows": rows}
     values.update({name: value for name, value in given.items() if value is not None})
@@ -77,9 +84,11 @@ def command(
             has_page,
             listen,
         )
+        from memstream.serving.settings import DEFAULTS
     except ImportError as error:
         raise MissingExtraError(f"serving needs {error.name}: pip install 'memstream[serve]'") from error
 
+    values = {**DEFAULTS, **values}
     config = ServerConfig.from_mapping(limits)
     allowed = Keys(keys, metrics_key=metrics_key, default=values.get("namespace", "default"))
     check_exposed(host, allowed)
@@ -87,6 +96,10 @@ def command(
         page = False
         click.echo("there is no page, as nicegui is not installed: pip install 'memstream[serve]'", err=True)
     listening = listen(host, port)
+    if on_ray:
+        with listening:
+            host, port = listening.getsockname()[:2]  # it is free, and from now on Ray's
+        return _on_ray(values, config, allowed, host=host, port=port, replicas=replicas or 2)
     from memstream.agent import Agent
 
     with listening:
@@ -97,7 +110,7 @@ def command(
                 agent, model=name, rows=values["rows"], config=config, keys=allowed, hosts=[host], with_page=page
             )
             at, size = listening.getsockname()[:2], agent.cache_bytes / 2**20
-            where = f"http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}"
+            where = _address(*at)
             told = (
                 f"{name} at {where}/v1: {values['rows']} conversations at once, {size:.0f} MiB of cache; Ctrl-C stops"
             )
@@ -113,3 +126,27 @@ def command(
         if server.reloads:
             begin_anew(listening)
     return 0
+
+
+def _on_ray(values: dict[str, Any], config: ServerConfig, keys: Keys, *, host: str, port: int, replicas: int) -> int:
+    try:
+        from memstream.serving.replicas import running
+    except ImportError as error:
+        raise MissingExtraError(f"--ray needs {error.name}: pip install 'memstream[postgres,ray,serve]'") from error
+
+    stopped = threading.Event()
+    click.echo("starting Ray and the replicas ...", err=True)
+    with running(values, config, keys, host=host, port=port, replicas=replicas):
+        for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(sig, lambda *_: stopped.set())
+        click.echo(
+            f"{Path(values['model']).name} at {_address(host, port)}/v1: {replicas} replicas with {values['rows']} "
+            "conversations at once each; Ctrl-C stops",
+            err=True,
+        )
+        stopped.wait()
+    return 0
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -65,7 +66,14 @@ class ConversationHandle:
     def _check_open(self) -> None:
         if self._release is None:
             raise StoreError(f"conversation {self.scope.conversation!r} was closed; open it again")
-        self._store.check_locks()
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        """A transaction for as long as which the conversation is this process's."""
+        self._check_open()
+        with self._store.write() as connection:
+            self._store.check_owner(connection, self.id)
+            yield connection
 
     def begin_turn(self, role: str, text: str, n_tokens: int, said: datetime | None = None) -> int:
         """Commits a turn before anything else happens; an assistant's turn stays open until it is finished.
@@ -81,8 +89,7 @@ class ConversationHandle:
         Returns:
             The turn's id.
         """
-        self._check_open()
-        with self._store.write() as connection:
+        with self._write() as connection:
             state: TurnState = "open" if role == "assistant" else "complete"
             return rows.insert_turn(connection, self.id, role, text, n_tokens, state, said)
 
@@ -101,8 +108,7 @@ class ConversationHandle:
         Raises:
             InputError: it is not an open turn of this conversation.
         """
-        self._check_open()
-        with self._store.write() as connection:
+        with self._write() as connection:
             rows.finish_turn(connection, self.id, turn_id, text, n_tokens, state, role)
             keys.add_windows(connection, self.id)
         self._indexed()
@@ -139,8 +145,7 @@ class ConversationHandle:
         Raises:
             InputError: one is not a turn of this conversation, or still being said.
         """
-        self._check_open()
-        with self._store.write() as connection:
+        with self._write() as connection:
             sequences = rows.supersede(connection, self.id, turn_ids)
             _, lost = keys.remove_keys(connection, self.id, sequences)
             connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id == self.id))
@@ -190,7 +195,7 @@ class ConversationHandle:
             os.chmod(path, 0o600)
         except OSError as error:
             raise StoreError(f"cannot record the snapshot {path}: {error.strerror}") from error
-        with self._store.write() as connection:
+        with self._write() as connection:
             connection.execute(delete(db.Snapshot).where(db.Snapshot.conversation_id == self.id))
             if rows.n_forgotten(connection, self.id) != n_forgotten:
                 path.unlink(missing_ok=True)

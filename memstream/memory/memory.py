@@ -111,8 +111,12 @@ class Memory(Upkeep):
         """
         if scope.conversation is None:
             raise ConfigError("Scope.conversation is None; name the conversation to open")
-        with self.store.write() as connection:
-            conversation_id = rows.ensure_conversation(connection, scope)
+        with self.store.read() as connection:
+            found = rows.find_conversation(connection, scope)
+        if found is None:
+            with self.store.write() as connection:
+                found = rows.ensure_conversation(connection, scope)
+        conversation_id = found
         release = self.store.lock_conversation(conversation_id, name=scope.conversation, wait_s=wait_s)
         try:
             with self.store.write() as connection:
@@ -135,6 +139,13 @@ class Memory(Upkeep):
             summarise=self._summaries.add,
             catch_up=self._summaries.catch_up,
         )
+
+    def ask_for(self, scope: Scope) -> None:
+        """Asks the process that owns the scope's conversation to give it up when it can; only over PostgreSQL."""
+        with self.store.read() as connection:
+            conversation_id = rows.find_conversation(connection, scope)
+        if conversation_id is not None:
+            self.store.ask_for(conversation_id)
 
     def list_conversations(self, scope: Scope) -> list[ConversationInfo]:
         """The conversations of the scope's (namespace, user), oldest first."""
@@ -169,25 +180,29 @@ class Memory(Upkeep):
                 raise InputError(f"there is a conversation {name!r} already")
             connection.execute(update(db.Conversation).where(db.Conversation.id == conversation_id).values(name=name))
 
-    def delete_conversation(self, scope: Scope) -> None:
+    def delete_conversation(self, scope: Scope, *, wait_s: float = 0.0) -> None:
         """Removes the scope's conversation with everything in it, as completely as ``forget``.
+
+        Args:
+            scope: with the conversation's name.
+            wait_s: seconds to wait for whoever has it open.
 
         Raises:
             InputError: there is none.
             ConversationBusyError: it is open.
         """
-        with self._alone(scope) as (connection, conversation_id):
+        with self._alone(scope, wait_s) as (connection, conversation_id):
             forgetting.delete_conversation(self.store, connection, conversation_id)
         self._purge()
 
     @contextmanager
-    def _alone(self, scope: Scope) -> Iterator[tuple[Connection, int]]:
+    def _alone(self, scope: Scope, wait_s: float = 0.0) -> Iterator[tuple[Connection, int]]:
         """Owns the scope's conversation for one transaction; gives its id."""
         with self.store.read() as connection:
             conversation_id = rows.find_conversation(connection, scope)
         if conversation_id is None or scope.conversation is None:
             raise InputError(f"there is no conversation {scope.conversation!r} for {scope}")
-        release = self.store.lock_conversation(conversation_id, name=scope.conversation, wait_s=0.0)
+        release = self.store.lock_conversation(conversation_id, name=scope.conversation, wait_s=wait_s)
         try:
             with self.store.write() as connection:
                 if rows.find_conversation(connection, scope) != conversation_id:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Header, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from memstream import __version__
-from memstream.agent import Agent
 from memstream.errors import (
     BusyError,
     CapacityError,
@@ -37,9 +36,12 @@ from memstream.serving.settings import ServerConfig
 from memstream.serving.turns import Request as TurnRequest
 from memstream.serving.turns import Talk, Turns
 
+if TYPE_CHECKING:
+    from memstream.agent import Agent
+
 log = logging.getLogger(__name__)
 
-_SWEEP_S = 5.0
+_SWEEP_S = 0.5  # a conversation that another process waits for is given up within this time
 _LOOK_S = 0.25  # how often a client that gets nothing yet is looked at
 _INVALID = "invalid_request_error"
 _RETRY = {"Retry-After": "1"}

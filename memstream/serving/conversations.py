@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from memstream.agent import Agent
 from memstream.errors import InputError
 from memstream.exchange import taken
 from memstream.memory import ConversationInfo, Scope
 from memstream.report import as_json
 from memstream.serving.access import Namespace
+from memstream.serving.settings import ServerConfig
 from memstream.serving.turns import Turns
+
+if TYPE_CHECKING:
+    from memstream.agent import Agent
 
 Id = Annotated[str, Path(min_length=1, max_length=255, description="The conversation's name.")]
 User = Annotated[str | None, Query(min_length=1, max_length=255, description="Whose it is, as in chat completions.")]
@@ -67,7 +71,8 @@ async def delete(http: Request, conversation: Id, namespace: Namespace, user: Us
     turns: Turns = http.app.state.turns
     agent: Agent = http.app.state.agent
     await turns.close(scope)
-    await asyncio.to_thread(agent.memory.delete_conversation, scope)
+    config: ServerConfig = http.app.state.config
+    await turns.in_thread(partial(agent.memory.delete_conversation, scope, wait_s=config.wait_s))
     return {"id": conversation, "object": "conversation.deleted", "deleted": True}
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, Sample
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from memstream.agent import Agent
 from memstream.report import Reply
 from memstream.serving.access import Keys
 from memstream.serving.turns import Turn, Turns
+
+if TYPE_CHECKING:
+    from memstream.agent import Agent
 
 _LABELS = ("namespace",)
 _GAUGES = {
@@ -45,10 +48,14 @@ class Metrics:
 
     Args:
         agent: whose cache is told.
+
+    Attributes:
+        gather: what each of several processes has counted, by its name; None where this is the only one.
     """
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self.gather: Callable[[], Awaitable[Mapping[str, list[Metric]]]] | None = None
         self._turns: Turns | None = None
         registry = self.registry = CollectorRegistry()
 
@@ -97,28 +104,48 @@ class Metrics:
         async def metrics(request: Request) -> Response:
             """In Prometheus' text format: all of it, or with a namespace's key that namespace's."""
             keys: Keys = request.app.state.keys
-            if keys.opens_metrics(request.headers):
-                return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+            whole = keys.opens_metrics(request.headers)
             namespace = keys.namespace(request.headers)
-            if namespace is None:
+            if not whole and namespace is None:
                 raise HTTPException(401, "no valid key; send it as Authorization: Bearer KEY")
-            return Response(generate_latest(_Part(self.registry, namespace)), media_type=CONTENT_TYPE_LATEST)
+            counted = self.registry.collect() if self.gather is None else side_by_side(await self.gather())
+            shown = _Shown(counted if whole else of_namespace(counted, namespace))
+            return Response(generate_latest(shown), media_type=CONTENT_TYPE_LATEST)
 
 
-class _Part(CollectorRegistry):
-    """What a registry holds of one namespace."""
+class _Shown(CollectorRegistry):
+    """Metrics to be written out."""
 
-    def __init__(self, whole: CollectorRegistry, namespace: str) -> None:
+    def __init__(self, metrics: Iterable[Metric]) -> None:
         super().__init__()
-        self._whole, self._namespace = whole, namespace
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._whole.collect():
-            mine = [sample for sample in metric.samples if sample.labels.get("namespace") == self._namespace]
-            if mine:
-                part = Metric(metric.name, metric.documentation, metric.type, metric.unit)
-                part.samples = mine
-                yield part
+        yield from self._metrics
+
+
+def _with_samples(metric: Metric, samples: Iterable[Sample]) -> Metric:
+    part = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+    part.samples = list(samples)
+    return part
+
+
+def of_namespace(metrics: Iterable[Metric], namespace: str | None) -> Iterator[Metric]:
+    """What metrics tell of one namespace."""
+    for metric in metrics:
+        mine = _with_samples(metric, (s for s in metric.samples if s.labels.get("namespace") == namespace))
+        if mine.samples:
+            yield mine
+
+
+def side_by_side(counted: Mapping[str, Iterable[Metric]]) -> list[Metric]:
+    """The metrics of several processes as one; the label ``replica`` tells whose each number is."""
+    merged: dict[str, Metric] = {}
+    for name, metrics in counted.items():
+        for metric in metrics:
+            told = merged.setdefault(metric.name, _with_samples(metric, ()))
+            told.samples += (s._replace(labels={**s.labels, "replica": name}) for s in metric.samples)
+    return list(merged.values())
 
 
 class Told:

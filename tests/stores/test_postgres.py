@@ -140,6 +140,79 @@ def test_who_lost_the_lock_writes_no_more(new_database: NewDatabase, make_memory
         say(handle, "delta")
 
 
+def test_a_lost_lock_stays_lost_when_others_are_taken(new_database: NewDatabase, make_memory: MakeMemory) -> None:
+    url = new_database()
+    one, two = make_memory(url, embedder=None), make_memory(url, embedder=None)
+    lost = one.open_conversation(SCOPE)
+    reply = lost.begin_turn("assistant", "", 0)
+    end_connections(url, holding_locks=True)
+    with one.open_conversation(Scope("n", "u", "other")) as other:  # on a new connection
+        say(other, "amber")
+        for write in (lambda: lost.begin_turn("user", "basil", 1), lambda: lost.finish_turn(reply, "cut", 1, "cut")):
+            with pytest.raises(StoreError, match="connection that owned the conversation was lost"):
+                write()
+        with two.open_conversation(SCOPE) as mine:
+            lost.close()  # what is no longer its own it does not give back
+            with pytest.raises(ConversationBusyError):
+                one.open_conversation(SCOPE)
+            assert [(turn.text, turn.state) for turn in mine.turns()] == [("", "cut")]
+
+
+def test_an_owner_hears_who_asks(new_database: NewDatabase, make_memory: MakeMemory) -> None:
+    url = new_database()
+    one, two = make_memory(url, embedder=None), make_memory(url, embedder=None)
+    with one.open_conversation(SCOPE) as mine, one.open_conversation(Scope("n", "u", "other")):
+        two.ask_for(Scope("n", "u", "nobody has it"))
+        two.ask_for(SCOPE)
+        assert one.store.asked_for() == {mine.id}
+        assert one.store.asked_for() == set()  # it has heard it
+        timer = threading.Timer(0.2, lambda: [mine.close() for _ in one.store.asked_for()])
+        timer.start()
+        with two.open_conversation(SCOPE, wait_s=30.0):  # asks by itself
+            assert one.store.asked_for() == set()
+        timer.join()
+    assert two.store.asked_for() == set()
+
+
+def test_what_was_lost_is_told_until_it_is_closed(new_database: NewDatabase, make_memory: MakeMemory) -> None:
+    url = new_database()
+    memory = make_memory(url, embedder=None)
+    handle = memory.open_conversation(SCOPE)
+    end_connections(url, holding_locks=True)
+    assert memory.store.asked_for() == {handle.id}
+    assert memory.store.asked_for() == {handle.id}
+    handle.close()
+    assert memory.store.asked_for() == set()
+    with memory.open_conversation(SCOPE) as handle:
+        say(handle, "amber")
+    assert memory.store.asked_for() == set()
+
+
+def test_who_writes_is_followed_by_the_next_owner(new_database: NewDatabase, make_memory: MakeMemory) -> None:
+    """The lock is lost while its owner's transaction is under way: who opens the conversation sees what it wrote."""
+    url = new_database()
+    one, two = make_memory(url, embedder=None), make_memory(url, embedder=None)
+    handle = one.open_conversation(SCOPE)
+    opened: list[list[str]] = []
+
+    def open_it() -> None:
+        with two.open_conversation(SCOPE, wait_s=30.0) as mine:
+            opened.append([turn.text for turn in mine.turns()])
+
+    with one.store.write() as connection:
+        one.store.check_owner(connection, handle.id)
+        rows.insert_turn(connection, handle.id, "user", "amber", 1, "complete")
+        with psycopg.connect(url, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE objid = %s AND granted", [handle.id])
+        thread = threading.Thread(target=open_it)
+        thread.start()
+        thread.join(0.5)
+        assert not opened
+    thread.join()
+    assert opened == [["amber"]]
+    handle.close()
+
+
 def test_connections_that_were_cut_are_made_again(new_database: NewDatabase, make_memory: MakeMemory) -> None:
     url = new_database()
     memory = make_memory(url)
