@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-_LOW = 20  # less than a twentieth of all memory is little
+_LOW, _ENOUGH = 20, 2**30  # less than a twentieth of all memory is little, though not where that is more than so much
 
 
 class Free(NamedTuple):
@@ -36,7 +36,7 @@ def free_memory(root: Path = Path("/")) -> Free:
 
 def is_low(free: Free) -> bool:
     """Whether so little is left that something should be given back."""
-    return free.available * _LOW < free.total
+    return free.available < min(free.total // _LOW, _ENOUGH)
 
 
 def out_of_memory(error: BaseException) -> bool:

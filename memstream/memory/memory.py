@@ -150,7 +150,7 @@ class Memory(Upkeep):
     def list_conversations(self, scope: Scope) -> list[ConversationInfo]:
         """The conversations of the scope's (namespace, user), oldest first."""
         with self.store.read() as connection:
-            return rows.conversations(connection, scope)
+            return rows.conversations(connection, Scope(scope.namespace, scope.user))
 
     def find_conversation(self, scope: Scope) -> ConversationInfo | None:
         """The scope's conversation; None where there is none."""

@@ -82,6 +82,11 @@ def test_less_than_a_twentieth_is_little(available: int, low: bool) -> None:
     assert is_low(Free(available, 1000)) == low
 
 
+def test_a_gigabyte_is_enough_wherever_it_is() -> None:
+    assert not is_low(Free(2**30, 2**40))
+    assert is_low(Free(2**30 - 1, 2**40))
+
+
 def test_what_says_that_memory_ran_out() -> None:
     assert out_of_memory(MemoryError())
     assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
