@@ -362,7 +362,7 @@ class EngineState:
         cache_bytes: memory of the rows.
         swap_bytes: memory of conversations without a row.
         swap_file_bytes: files of conversations without a row, of all processes on the store.
-        steps: forwards that decoded one token in each of some rows.
+        steps: forwards that decoded one token in each of some rows, or in one row drafted ones too.
         tokens: decoded by them.
         prefill_tokens: computed otherwise.
         evictions: exchanges, or parts of them, that left a window.

@@ -54,7 +54,9 @@ class Speculation:
         if len(logits) == 1:
             return
         accepted = n_agreed(draft, logits.argmax(dim=-1).tolist())
-        self._batch.engine.retract(row, len(draft) - accepted)
+        engine = self._batch.engine
+        engine.retract(row, len(draft) - accepted)
+        engine.counts.add(tokens=accepted)
         row.logits = logits[0]
         self._ahead.extend(zip(draft[:accepted], logits[1:], strict=False))
         self._acceptance.note(len(draft), accepted)

@@ -142,6 +142,8 @@ def test_conversations_are_the_same_and_the_report_counts(make: Any, tmp_path: A
         assert plain.usage.drafted_tokens == plain.usage.accepted_tokens == 0
         assert 0 <= reply.usage.accepted_tokens <= reply.usage.drafted_tokens
         assert reply.usage.window_tokens == plain.usage.window_tokens
+    state = agent.state()
+    assert state.tokens - state.steps == sum(reply.usage.accepted_tokens for reply in replies)
     # A random model falls into loops, which is what a look-up is good at.
     assert sum(reply.usage.accepted_tokens for reply in replies) > 40
 
