@@ -94,13 +94,14 @@ class Swapped:
             n_forgotten: see ``ConversationHandle.record_snapshot``.
             room_bytes: what all snapshots of the store may take; the oldest make room.
         """
-        kept, path, n_bytes = self._kept, self._handle.snapshot_path, self.memory_bytes
+        kept, n_bytes = self._kept, self.memory_bytes
         self.drop()
-        if kept is None or path is None:
+        if kept is None:
             return
         name, state = kept
         try:
-            if self._handle.make_room(n_bytes, room_bytes):
+            path = self._handle.snapshot_path
+            if path is not None and self._handle.make_room(n_bytes, room_bytes):
                 snapshot.save(path, *state, fingerprint=name)
                 self._handle.record_snapshot(name, self._handle.next_sequence() - 1, n_forgotten)
         except (StoreError, MemoryError) as error:

@@ -359,7 +359,7 @@ def test_two_tabs_of_one_conversation_see_each_other(open_: Opener, held: Gate, 
     two.send("and hello again")
     expect(one.said).to_have_text(["hello there", "and hello again"])
     expect(one.replies.last).not_to_be_empty()
-    assert one.replies.last.inner_text() == two.replies.last.inner_text()
+    until(lambda: one.replies.last.inner_text() == two.replies.last.inner_text())
     one.message.fill("me too")  # waits for its turn
     one.message.press("Enter")
     expect(two.said).to_have_text(["hello there", "and hello again", "me too"])
