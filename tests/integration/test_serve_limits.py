@@ -268,7 +268,7 @@ def test_threads_are_not_left_behind(make: Any, gate: Gate) -> None:
     with served(make_gated(make, gate, generation=tiny.SHORT), max_waiting=8) as server:
         for i in range(4):
             ask(server, "hello", str(i))
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before + 2 and time.monotonic() < deadline:
+    deadline = time.monotonic() + 30
+    while threading.active_count() > before + 3 and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert threading.active_count() <= before + 2  # those of the agent's memory
+    assert threading.active_count() <= before + 3  # those of the agent: its memory, its watch
