@@ -14,7 +14,14 @@ _MARKDOWN = (
     MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"]).disable("image")
 )
 _BOOSTS = {"date": "the day asked for", "speaker": "whose words were asked for"}
-_ROLES = {"user": "You said", "assistant": "It said", "fact": "Pinned fact", "document": "Document"}
+_ROLES = {
+    "user": "You said",
+    "assistant": "It said",
+    "call": "It called",
+    "tool": "A tool answered",
+    "fact": "Pinned fact",
+    "document": "Document",
+}
 
 
 @functools.lru_cache(maxsize=1024)
