@@ -289,7 +289,8 @@ class Agent:
             system: the system text this session's turns are lived under; None: the agent's.
             tools: what the model may call in this session's turns; None: the agent's. Calls of a tool given as a schema
                 end the reply: whoever asked makes them, and says their results next.
-            keep: False: nothing is stored or recalled, and all of it is gone when the session is closed.
+            keep: False: nothing is stored, nothing but documents is recalled, and all of it is gone when the session is
+                closed.
             wait_s: how long to wait for another process that owns it.
 
         Raises:
@@ -349,7 +350,7 @@ class Agent:
         self, conversation: Conversation, role: str, text: str, config: GenerationConfig, call: Call, clock: Clock
     ) -> Generator[str, None, None]:
         """The life of a turn: store, plan, recall, prefill, decode, store, report."""
-        handle, memory, cancelled = conversation.handle, conversation.memory, call.cancelled.is_set
+        handle, cancelled = conversation.handle, call.cancelled.is_set
         tokens = conversation.turn_tokens(role, text)
         try:
             # 1. What was said, by a user or by tools, is in the store before anything is computed.
@@ -358,10 +359,10 @@ class Agent:
 
             # 2. What will still be in the window is known from integers; everything else can be recalled.
             notes: Sequence[Recalled] = ()
-            if memory.config.enabled and conversation.takes_notes(len(tokens)):
-                notes = memory.recall(
-                    handle.scope,
-                    conversation.latest(memory.config.query_turns),
+            if self.memory.config.enabled and conversation.takes_notes(len(tokens)):
+                notes = self.memory.recall(
+                    self._recallable(conversation),
+                    conversation.latest(self.memory.config.query_turns),
                     window_from=conversation.window_from(len(tokens)),
                     budget_tokens=conversation.note_budget(),
                     count_tokens=conversation.count_note,
@@ -414,7 +415,7 @@ class Agent:
                     ),
                     timings=clock.timings(),
                     cache_bytes=self.cache_bytes,
-                    summaries=memory.summaries,
+                    summaries=conversation.memory.summaries,
                 )
                 if done < len(tokens):
                     conversation.drop()  # a turn cut off in its prefill is not whole in the window
@@ -454,14 +455,19 @@ class Agent:
 
     def recalled_for(self, conversation: Conversation, text: str) -> list[Recalled]:
         """What would be recalled for a text by itself, were nothing in the window."""
-        found = conversation.memory.recall(
-            conversation.handle.scope,
+        found = self.memory.recall(
+            self._recallable(conversation),
             [taken(text, self.redact)],
             window_from=None,
             budget_tokens=conversation.note_budget(),
             count_tokens=conversation.count_note,
         )
         return list(found.notes)
+
+    def _recallable(self, conversation: Conversation) -> Scope:
+        """What a conversation recalls from; one that is not kept, the shared knowledge alone."""
+        scope = conversation.handle.scope
+        return scope if conversation.memory is self.memory else Scope(scope.namespace, knowledge=True)
 
     # Remembering and forgetting
 

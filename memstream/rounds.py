@@ -147,7 +147,6 @@ class Rounds:
         ran = [run(call, self._conversation.tools, self._call.cancelled.is_set) for call in calls]
         done = taken_results(ran, self._redact)
         for call in done:
-            log.info("tool %s: %s in %.0f ms", call.name or "?", "error" if call.error else "result", call.latency_ms)
             log.debug("tool %s: %s gave %s", call.name or "?", call.arguments, call.error or call.result)
         self._calls += done
         self._clock.lap("tools_ms")

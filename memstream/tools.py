@@ -11,6 +11,7 @@ import contextvars
 import dataclasses
 import inspect
 import json
+import logging
 import re
 import threading
 import time
@@ -27,6 +28,8 @@ from pydantic.errors import PydanticUserError
 from memstream.errors import ConfigError
 from memstream.report import ToolCall
 from memstream.streaming.generate import StopTexts
+
+log = logging.getLogger(__name__)
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 RESPONSE, RESPONSE_END = "<tool_response>", "</tool_response>"
@@ -107,6 +110,10 @@ class Tool:
         required = frozenset(p.name for p in parameters if p.default is p.empty)
         schema = _checked_schema({"type": "function", "function": told})
         return cls(schema=schema, function=function, timeout_s=timeout_s, types=types, required=required)
+
+    def call(self, **arguments: Any) -> ToolCall:
+        """Calls it as a model's call is: arguments checked, time limited, never an exception but ``error``."""
+        return run(ToolCall(name=self.name, arguments=arguments), [self], lambda: False)
 
     def read(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         """The arguments as the function's types, and what is wrong with them: ``""`` where nothing is."""
@@ -296,7 +303,9 @@ def run(call: ToolCall, tools: Sequence[Tool], cancelled: Callable[[], bool]) ->
     if tool is not None and tool.function is not None and error is None:
         values, wrong = tool.read(call.arguments)
         result, error = (None, wrong) if wrong else _outcome(tool, values, cancelled)
-    return dataclasses.replace(call, result=result, error=error, latency_ms=(time.perf_counter() - begun) * 1000)
+    done = dataclasses.replace(call, result=result, error=error, latency_ms=(time.perf_counter() - begun) * 1000)
+    log.info("tool %s: %s in %.0f ms", done.name or "?", "error" if done.error else "result", done.latency_ms)
+    return done
 
 
 def _outcome(tool: Tool, values: dict[str, Any], cancelled: Callable[[], bool]) -> tuple[str | None, str | None]:

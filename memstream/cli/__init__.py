@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -85,11 +86,16 @@ def _set_up_logging(verbose: int) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Runs one command line and returns its exit status; prints errors as one sentence on stderr."""
+    return guarded(lambda: group.main(args=arguments, prog_name="memstream", standalone_mode=False))
+
+
+def guarded(command: Callable[[], Any]) -> int:
+    """Runs what somebody asked for in a terminal; returns its exit status and prints errors as one sentence."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):  # a byte or letter outside the locale must not end a command
         if isinstance(stream, io.TextIOWrapper) and not stream.closed:
             stream.reconfigure(errors="replace")
     try:
-        result = group.main(args=arguments, prog_name="memstream", standalone_mode=False)
+        result = command()
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
         return 130

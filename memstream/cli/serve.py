@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from memstream.config import WeightsChoice, read_toml
+from memstream.bots import open_agent, read_settings
+from memstream.config import WeightsChoice
 from memstream.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("serve")
 @click.option(
-    "--config", "config_file", type=click.Path(), default=None, help="TOML: an agent's settings, and [serve]."
+    "--config", "config_file", type=click.Path(), default=None, help="TOML: an agent's settings, [serve], and [bot]."
 )
 @click.option("--model", default=None, help="Alias, hub id, folder or .gguf file.  [default: smollm2-135m]")
 @click.option(
@@ -67,7 +68,7 @@ def command(
     """
     if replicas is not None and not on_ray:
         raise ConfigError("--replicas needs --ray: without it, one process serves")
-    values: dict[str, Any] = {} if config_file is None else read_toml(config_file)
+    values: dict[str, Any] = {} if config_file is None else read_settings(Path(config_file))
     limits = values.pop("serve", {})
     given = {"model": model, "weights": weights, "store": store, "system": system, "rows": rows}
     values.update({name: value for name, value in given.items() if value is not None})
@@ -100,14 +101,20 @@ def command(
         with listening:
             host, port = listening.getsockname()[:2]  # it is free, and from now on Ray's
         return _on_ray(values, config, allowed, host=host, port=port, replicas=replicas or 2)
-    from memstream.agent import Agent
-
     with listening:
         click.echo("loading the model ...", err=True)
-        with Agent.from_mapping(values) as agent:
+        agent, talk = open_agent(values)
+        with agent:
             name = Path(values["model"]).name
             app = create_app(
-                agent, model=name, rows=values["rows"], config=config, keys=allowed, hosts=[host], with_page=page
+                agent,
+                model=name,
+                rows=values["rows"],
+                config=config,
+                keys=allowed,
+                talk=talk,
+                hosts=[host],
+                with_page=page,
             )
             at, size = listening.getsockname()[:2], agent.cache_bytes / 2**20
             where = _address(*at)

@@ -65,15 +65,15 @@ def pack(
     chosen: list[_Note] = []
     least = _LEAST_SHARE * max((found_note.why.score for found_note in found), default=0.0)
     for found_note in found:
-        if len(chosen) == max_notes and not any(is_question(other.note.text) for other in chosen):
-            break  # only a question gives way
+        if len(chosen) == max_notes and not any(other.may_give_way for other in chosen):
+            break
         if found_note.why.score < least:
             continue
         note = _Note(found_note)
         if any(found_note.id == other.note.id or note.says_the_same(other) for other in kept):
             continue
         twin = next((i for i, other in enumerate(chosen) if note.says_the_same(other)), None)
-        if twin is not None and not note.answers(chosen[twin]):
+        if twin is not None and not note.is_better_than(chosen[twin]):
             continue
         if twin is None and len(chosen) == max_notes:
             continue
@@ -103,9 +103,15 @@ class _Note:
             return self.note.text.strip() == other.note.text.strip()
         return len(self._words & other._words) >= _NEAR_DUPLICATE * shorter
 
-    def answers(self, other: _Note) -> bool:
-        """True where the other only asks what this tells."""
-        return is_question(other.note.text) and not is_question(self.note.text)
+    @property
+    def may_give_way(self) -> bool:
+        """True for a question, and for what the model said."""
+        return is_question(self.note.text) or self.note.role == "assistant"
+
+    def is_better_than(self, other: _Note) -> bool:
+        """True where this tells what the other, which says the same, only asks, or is the model's repetition of."""
+        repeats = other.note.role == "assistant" and self.note.role != "assistant"
+        return not is_question(self.note.text) and (is_question(other.note.text) or repeats)
 
 
 def _fit(note: Recalled, room: int, count_tokens: CountTokens) -> tuple[Recalled, int] | None:

@@ -34,10 +34,11 @@ from memstream.serving.metrics import Metrics
 from memstream.serving.openai import Asked, ChatRequest, Completion
 from memstream.serving.settings import ServerConfig
 from memstream.serving.turns import Request as TurnRequest
-from memstream.serving.turns import Talk, Turns
+from memstream.serving.turns import Turns
 
 if TYPE_CHECKING:
     from memstream.agent import Agent
+    from memstream.bots import Talk
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +83,7 @@ def create_app(
         rows: of the agent.
         config: limits.
         keys: who may ask; None: everybody, as the agent's namespace.
-        talk: a bot that answers turns in place of the agent: from a session, a text and the settings of decoding to
-            pieces of text; what it answers by itself it adds to the session.
+        talk: a bot that answers turns in place of the agent; see ``memstream.bots``.
         hosts: names that it is reached by beside ``localhost`` and loopback addresses; with keys, any will do.
         with_page: adds the page at ``/``.
 

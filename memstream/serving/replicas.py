@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
+from memstream.bots import open_agent
 from memstream.errors import ConfigError, MemstreamError
 from memstream.memory import SqlStore
 from memstream.serving.access import Keys
@@ -41,11 +42,12 @@ class Replica:
     """
 
     def __init__(self, values: Mapping[str, Any], config: ServerConfig, keys: Keys) -> None:
-        from memstream.agent import Agent  # torch and all are needed here, and not where replicas are started from
-
         self._open = contextlib.ExitStack()
-        agent = self._open.enter_context(Agent.from_mapping(values))
-        self._app = create_app(agent, model=Path(values["model"]).name, rows=values["rows"], config=config, keys=keys)
+        agent, talk = open_agent(values)
+        self._open.enter_context(agent)
+        self._app = create_app(
+            agent, model=Path(values["model"]).name, rows=values["rows"], config=config, keys=keys, talk=talk
+        )
         self._app.state.metrics.gather = self._gather
 
     def __serve_build_asgi_app__(self) -> FastAPI:

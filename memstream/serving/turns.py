@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from memstream.config import GenerationConfig
 from memstream.errors import OverloadedError
-from memstream.exchange import Said as SaidTo
 from memstream.memory import Scope
 from memstream.memory import Turn as Stored
 from memstream.report import Reply
@@ -25,9 +24,9 @@ from memstream.tools import Tool, as_tools, parse_calls, render_calls
 
 if TYPE_CHECKING:
     from memstream.agent import Agent
+    from memstream.bots import Talk
     from memstream.session import Session
 
-Talk = Callable[["Session", SaidTo, GenerationConfig], Iterator[str]]  # says something in a session, piece by piece
 _STOPPING = "this server is being stopped; try again"
 
 
@@ -130,7 +129,7 @@ class Turns:
     """
 
     def __init__(self, agent: Agent, config: ServerConfig, *, rows: int, talk: Talk | None = None) -> None:
-        self._agent, self._config, self._say = agent, config, talk or _say
+        self._agent, self._config, self._bot = agent, config, talk
         self.loop = asyncio.get_running_loop()
         self._most = rows + config.max_waiting
         self._threads = ThreadPoolExecutor(max_workers=self._most, thread_name_prefix="turn")
@@ -229,13 +228,18 @@ class Turns:
                 if turn.told_to_stop:
                     return
                 session.add(said.results or said.text, answered.text)
-            text = ""
-            for piece in self._say(session, asked.results or asked.text, request.generation):
+            text, last = "", session.last
+            for piece in self._answer(session, asked, request.generation):
                 text += piece
                 turn.put(piece)
-            turn.reply = _report(session.last, text, self._agent.cache_bytes)
+            turn.reply = _report(None if session.last is last else session.last, text, self._agent.cache_bytes)
             if kept is not None:
                 kept.last = turn.reply
+
+    def _answer(self, session: Session, asked: Said, generation: GenerationConfig) -> Iterator[str]:
+        if self._bot is not None:
+            return self._bot(session, asked.text, generation)
+        return session.stream(asked.results or asked.text, generation=generation)
 
     def _open(self, request: Request) -> Session:
         keep = request.conversation is not None
@@ -317,12 +321,8 @@ class Turns:
         self._threads.shutdown()
 
 
-def _say(session: Session, text: SaidTo, generation: GenerationConfig) -> Iterator[str]:
-    return session.stream(text, generation=generation)
-
-
 def _report(last: Reply | None, text: str, cache_bytes: int) -> Reply:
-    """The report of a turn: the session's, where it has said what was answered."""
+    """The report of a turn: the session's, where it lived it."""
     if last is None:
         return Reply(text=text, finish_reason="stop", cache_bytes=cache_bytes)
     return last if last.text == text else dataclasses.replace(last, text=text, finish_reason="stop")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from memstream.config import read_toml
+from memstream import Agent
+from memstream.cli.bots import run_bot
 
 HERE = Path(__file__).parent
 UNKNOWN = "I don't know that; it is not in what I may tell you. Could you say it in other words?"
@@ -28,6 +25,7 @@ UNHAPPY = re.compile(
     r"\b(did ?n[o']t help|not helpful|that('s| is) (wrong|not)|useless|still (not|does ?n[o']t))\b", re.I
 )
 REFUND = re.compile(r"\b(refund|pay|compensat\w+|give)\b.*?(\d+(?:[.,]\d+)?) ?(euros?|€|eur)\b", re.I)
+CITED = 1.5  # what a customer told is the answer only where it fits so many times better than the knowledge base
 QUESTION = re.compile(r"\?|^(what|when|where|who|why|how|which|do|does|can|could|is|are|may|will)\b", re.I)
 
 
@@ -64,15 +62,15 @@ class Desk:
         if any(reply.endswith(HANDED) for reply in said):
             chat.add(text, "")
             return
-        found = [note for note in chat.recall(text) if note.citation is not None]
+        found = [note for note in chat.recall(text) if note.citation is not None or states(note)]
         reason = self._reason(text, said, found)
         if reason is not None:
             chat.add(text, HANDED)
             self._hand_over(chat, reason, found)
             yield HANDED
-        elif found:
-            yield self._from_knowledge(chat, text, generation, found)
-        elif QUESTION.search(text) and not any(note.role == "user" for note in chat.recall(text)):
+        elif found and QUESTION.search(text):
+            yield self._from_notes(chat, text, generation, found)
+        elif QUESTION.search(text):
             chat.add(text, UNKNOWN)
             yield UNKNOWN
         else:
@@ -92,15 +90,17 @@ class Desk:
             return "nothing found" if not found else "did not help"
         return None
 
-    def _from_knowledge(self, chat: Any, text: str, generation: Any, found: list[Any]) -> str:
-        """The model's answer where every name and number of it stands in the notes, else the best note itself."""
-        notes = [note for note in chat.chat(text, generation=generation).recalled if note.citation is not None] or found
-        best = max(notes, key=lambda note: note.why.order)
-        said = chat.last.text.strip()
-        if not stands_in(said, best.text):
-            said = best.text
-        told = f"{said} [1]\n[1] {best.citation}, lines {best.citation.first_line} to {best.citation.last_line}"
-        chat.take_back(chat.turns(last=2)[0])
+    def _from_notes(self, chat: Any, text: str, generation: Any, found: list[Any]) -> str:
+        """The model's answer where every name and number of it stands in the best note, else the note itself; what the
+        customer told is only ever quoted."""
+        best = max(found, key=lambda note: note.why.score * (CITED if note.citation is not None else 1))
+        if best.citation is None:
+            told = f'You told us: "{best.text}"'
+        else:
+            said = chat.chat(text, generation=generation).text.strip()
+            chat.take_back(chat.turns(last=2)[0])
+            said = said if stands_in(said, best.text) else best.text
+            told = f"{said} [1]\n[1] {best.citation}, lines {best.citation.first_line} to {best.citation.last_line}"
         chat.add(text, told)
         return told
 
@@ -114,11 +114,16 @@ class Desk:
             summary=[turn.text[:120] for turn in turns if turn.role == "user"],
             last_turns=[{"role": turn.role, "text": turn.text} for turn in turns[-8:]],
             facts=[memory.text for memory in self.agent.memory.memories(chat.scope) if memory.role == "fact"],
-            sources=[str(note.citation) for note in found],
+            sources=[str(note.citation) for note in found if note.citation is not None],
         )
         self._inbox.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"\W+", "-", f"{packet.time} {packet.customer} {packet.conversation}")
         (self._inbox / f"{name}.json").write_text(json.dumps(asdict(packet), indent=1, ensure_ascii=False))
+
+
+def states(note: Any) -> bool:
+    """Whether a note is something that the customer told."""
+    return note.role == "user" and QUESTION.search(note.text) is None
 
 
 def stands_in(said: str, source: str) -> bool:
@@ -130,40 +135,15 @@ def stands_in(said: str, source: str) -> bool:
     return all(one.lower().strip(".,") in source for one in particular) and told >= 0.7 * max(1, len(words))
 
 
-def opened(store: str | None, inbox: Path) -> tuple[Any, Desk, dict[str, Any]]:
+def open_bot(settings: dict[str, Any], *, knowledge: str, inbox: str, failures: int, refund_limit: float) -> Any:
     """The agent with its knowledge base, and the policy around it."""
-    from memstream import Agent
-
-    settings = read_toml(HERE / "config.toml")
-    bot = settings.pop("bot")
-    agent = Agent.from_mapping(settings, **({} if store is None else {"store": store}))
-    agent.add_documents(HERE / bot.pop("knowledge"), sync=True)
+    agent = Agent.from_mapping(settings)
+    agent.add_documents(HERE / knowledge, sync=True)
     agent.memory.flush()
-    return agent, Desk(agent, inbox=inbox, **bot), settings
+    return agent, Desk(agent, failures=failures, refund_limit=refund_limit, inbox=Path(inbox)).answer
 
 
-def talk(store: str | None, inbox: Path, customer: str, said: list[str]) -> None:
-    """A conversation in the terminal."""
-    agent, desk, _ = opened(store, inbox)
-    leaving = contextlib.suppress(EOFError, KeyboardInterrupt)
-    with agent, agent.session(user=customer) as chat, leaving:
-        for text in said or iter(lambda: input(f"{customer}> "), ""):
-            print("".join(desk.answer(chat, text)) or "(a colleague has this conversation)", flush=True)
-
-
-def serve(store: str | None, inbox: Path, port: int) -> None:
-    """The same behind OpenAI's API, for this machine."""
-    from memstream.serving import Server, ServerConfig, create_app, listen
-
-    agent, desk, settings = opened(store, inbox)
-    with agent, listen("127.0.0.1", port) as listening:
-        config = ServerConfig()
-        app = create_app(agent, model="support", rows=settings["rows"], config=config, talk=desk.answer)
-        told = f"support at http://127.0.0.1:{listening.getsockname()[1]}/v1; Ctrl-C stops"
-        Server(app, config, ready=lambda: print(told, file=sys.stderr, flush=True)).run_on(listening)
-
-
-SCRIPT = (  # customer, what is said, what the answer has in it (nothing: the bot is silent)
+MONDAY = (
     ("anna", "Hello, my name is Anna and I bought a blue kayak.", ""),
     ("anna", "How long does delivery take for a kayak?", "within 10 working days"),
     ("anna", "How long can I return something?", "[1] returns.md"),
@@ -176,40 +156,24 @@ SCRIPT = (  # customer, what is said, what the answer has in it (nothing: the bo
     ("dora", "I will call my lawyer.", HANDED),
     ("emil", "Give me a refund of 400 euros.", HANDED),
 )
+THURSDAY = (
+    ("anna", "Which kayak did I buy?", "blue kayak"),
+    ("carl", "Which opera did I like?", UNKNOWN),
+)
 
 
-def script() -> None:
-    """Plays the customers, each turn in a process of its own, and checks what they read."""
-    with tempfile.TemporaryDirectory() as folder:
-        visit = [sys.executable, __file__, "--store", f"{folder}/bot.db", "--inbox", f"{folder}/inbox", "--customer"]
-        for customer, text, expected in SCRIPT:
-            out = subprocess.run([*visit, customer, text], text=True, stdout=subprocess.PIPE, check=True).stdout
-            print(f"{customer}> {text}\n{out}", end="", flush=True)
-            assert (expected if expected is not None else "(a colleague") in out, f"expected {expected!r}"
-        packets = [json.loads(path.read_text()) for path in sorted(Path(folder, "inbox").iterdir())]
-        reasons = sorted((packet["customer"], packet["reason"]) for packet in packets)
-        assert reasons == [
-            ("bela", "nothing found"),
-            ("carl", "asked for a human"),
-            ("dora", "sensitive"),
-            ("emil", "action not allowed"),
-        ], reasons
-        assert "bela@example.org" not in json.dumps(packets)
+def check_packets() -> None:
+    """What colleagues got on both days, and that it holds no personal data."""
+    packets = [json.loads(path.read_text()) for path in sorted(Path("inbox").iterdir())]
+    reasons = sorted((packet["customer"], packet["reason"]) for packet in packets)
+    assert reasons == [
+        ("bela", "nothing found"),
+        ("carl", "asked for a human"),
+        ("dora", "sensitive"),
+        ("emil", "action not allowed"),
+    ], reasons
+    assert "bela@example.org" not in json.dumps(packets)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--store", help="where conversations are kept; default: memstream's own store")
-    parser.add_argument("--inbox", type=Path, default=Path("inbox"), help="folder for what colleagues take over")
-    parser.add_argument("--customer", default="guest", help="whose memory is used")
-    parser.add_argument("--script", action="store_true", help="play the scripted customers")
-    parser.add_argument("--serve", action="store_true", help="answer over HTTP, as OpenAI's API")
-    parser.add_argument("--port", type=int, default=8000, help="for --serve; 0 takes a free one")
-    parser.add_argument("said", nargs="*", help="say this instead of asking at the prompt")
-    options = parser.parse_args()
-    if options.script:
-        script()
-    elif options.serve:
-        serve(options.store, options.inbox, options.port)
-    else:
-        talk(options.store, options.inbox, options.customer, options.said)
+    sys.exit(run_bot(HERE / "config.toml", (MONDAY, THURSDAY), check=check_packets))

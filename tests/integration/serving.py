@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,8 +17,10 @@ import openai
 import uvicorn
 
 from memstream import Agent
+from memstream.bots import Talk
 from memstream.serving import Keys, ServerConfig, create_app, listen
 
+MEMSTREAM = Path(sys.executable).with_name("memstream")
 MODEL = "tiny"
 http = httpx.Client(timeout=60)  # the machine may be busy
 KEY = "a-key-of-the-default-namespace"
@@ -90,11 +95,14 @@ def served(
     rows: int = 1,
     keys: Keys | None = None,
     with_page: bool = False,
+    talk: Talk | None = None,
     wrap: Callable[[Any], Any] = lambda app: app,
     **limits: Any,
 ) -> Iterator[Served]:
     """Serves an agent on a free port of this machine."""
-    app = create_app(agent, model=MODEL, rows=rows, config=ServerConfig(**limits), keys=keys, with_page=with_page)
+    app = create_app(
+        agent, model=MODEL, rows=rows, config=ServerConfig(**limits), keys=keys, talk=talk, with_page=with_page
+    )
     server = uvicorn.Server(uvicorn.Config(wrap(app), lifespan="on", log_config=None))
     with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -119,3 +127,38 @@ def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
         assert time.monotonic() < deadline, "it did not come to be"
         time.sleep(0.01)
     return found
+
+
+class Process:
+    """A server process and what it has said; the ``command`` line is ``memstream serve``'s unless it is given."""
+
+    def __init__(self, *arguments: str, command: Sequence[str | Path] = (MEMSTREAM, "serve")) -> None:
+        self.popen = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True)
+        self.said: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.popen.stderr is not None
+        self.said.extend(self.popen.stderr)
+
+    def ready(self, times: int = 1) -> str:
+        """Waits until it listens, for the so-manieth time; gives its address."""
+
+        def lines() -> list[str]:
+            assert self.popen.poll() is None, "".join(self.said)
+            return [line for line in self.said if " at http://" in line]
+
+        until(lambda: len(lines()) >= times, 180)
+        return lines()[-1].split(" at ")[1].split("/v1:")[0]
+
+    def end(self, sig: int) -> int:
+        self.popen.send_signal(sig)
+        return self.popen.wait(180)
+
+    def close(self) -> None:
+        """Kills it where it runs."""
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.kill()
+        self.popen.wait(30)
+        assert self.popen.stderr is not None
+        self.popen.stderr.close()

@@ -88,3 +88,19 @@ def agent_window(agent: Agent, chat: Any) -> list[int]:
     """The window and the notes of a conversation once it says something more."""
     chat.chat("go on")
     return [*row_of(agent).window_ids, *row_of(agent).memory_ids]
+
+
+def test_a_conversation_that_is_not_kept_recalls_shared_documents_alone(make: Any) -> None:
+    agent = make(namespace="n")
+    with agent.session(user="a") as chat:
+        chat.chat("the harbour has a red crane")
+    agent.add_documents(Document(name="kb", text="# Desk\n\nthe harbour opens at seven"))
+    agent.add_documents(Document(name="mine", text="the harbour master is Ines"), user="a")
+    agent.memory.flush()
+    with agent.session(user="a", keep=False) as chat:
+        asked = "when does the harbour open"
+        assert [str(note.citation) for note in chat.recall(asked)] == ["kb, Desk"]
+        assert [str(note.citation) for note in chat.chat(asked).recalled] == ["kb, Desk"]
+    with agent.session(user="a", namespace="m", keep=False) as chat:
+        assert chat.chat(asked).recalled == ()
+    assert [info.scope.conversation for info in agent.conversations(user="a")] == ["default"]

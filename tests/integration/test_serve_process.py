@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,36 +15,7 @@ import httpx
 import pytest
 
 from tests.integration import tiny
-from tests.integration.serving import until
-
-MEMSTREAM = Path(sys.executable).with_name("memstream")
-
-
-class Process:
-    """A server process and what it has said."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.popen = subprocess.Popen([MEMSTREAM, "serve", *arguments], stderr=subprocess.PIPE, text=True)
-        self.said: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.popen.stderr is not None
-        self.said.extend(self.popen.stderr)
-
-    def ready(self, times: int = 1) -> str:
-        """Waits until it listens, for the so-manieth time; gives its address."""
-
-        def lines() -> list[str]:
-            assert self.popen.poll() is None, "".join(self.said)
-            return [line for line in self.said if " at http://" in line]
-
-        until(lambda: len(lines()) >= times, 180)
-        return lines()[-1].split(" at ")[1].split("/v1:")[0]
-
-    def end(self, sig: int) -> int:
-        self.popen.send_signal(sig)
-        return self.popen.wait(180)
+from tests.integration.serving import MEMSTREAM, Process, until
 
 
 @pytest.fixture
@@ -67,11 +36,7 @@ def serve(tmp_path: Path, model_folder: Path) -> Iterator[Any]:
 
     yield start
     for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            process.popen.kill()
-        process.popen.wait(30)
-        assert process.popen.stderr is not None
-        process.popen.stderr.close()
+        process.close()
 
 
 def ask(url: str, text: str, **asked: Any) -> httpx.Response:

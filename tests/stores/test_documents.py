@@ -109,6 +109,23 @@ def test_a_recalled_passage_is_gated_and_packed_like_anything_else(make_memory: 
     assert recall("amber") == ["passage:1", f"turn:{said}"]  # in the order of time
 
 
+def test_a_source_is_recalled_and_not_who_repeated_it(make_memory: MakeMemory) -> None:
+    """A bot that answered from a passage ranks before it; what can be cited is what an answer needs."""
+    memory = make_memory(max_notes=1)
+    told = "Tents can be returned within thirty days."
+    memory.add_documents(SHARED, Document(name="a.md", text=told))
+    with memory.open_conversation(USER) as handle:
+        for _ in range(3):
+            say(handle, "Can tents be returned?", f"{told} Tents can be returned.")
+    memory.flush()
+    roles = [note.role for note in memory.search(USER, "Can tents be returned?")]
+    assert roles.index("assistant") < roles.index("document")
+    recall = memory.recall(
+        USER, ["Can tents be returned?"], window_from=None, budget_tokens=99, count_tokens=count_words
+    )
+    assert [note.text for note in recall.notes] == [told]
+
+
 def test_a_long_passage_gives_its_best_sentences_with_its_citation(make_memory: MakeMemory) -> None:
     memory = make_memory(gate=-1.0)
     filler = "basil cedar delta ember fjord grove heron ivory."
