@@ -1,4 +1,4 @@
-"""Reading documents: Markdown, plain text and JSON lines, with errors that name the file and say what to do."""
+"""Reading documents: Markdown, plain text, JSON and JSON lines, with errors that name the file and say what to do."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from memstream.errors import InputError
+from memstream.memory.outline import outline
 from memstream.stores.base import storable_text
 
 _MARKDOWN = (".md", ".markdown")
 _RECORDS = (".jsonl", ".ndjson")
-SUFFIXES = (*_MARKDOWN, ".txt", *_RECORDS)  # what is read of a folder
+_JSON = ".json"
+SUFFIXES = (*_MARKDOWN, ".txt", _JSON, *_RECORDS)  # what is read of a folder
 _VERSION = 1  # raised when documents are cut or read in another way, so that adding them again cuts them anew
 _BINARY = "convert it to Markdown or plain text first"
 
@@ -90,21 +92,37 @@ def _unreadable(error: OSError) -> None:
 
 
 def read_file(path: Path) -> Iterator[Document]:
-    """The documents of a file: of JSON lines each record, of any other the whole text.
+    """The documents of a file: of JSON lines, and of a list of objects in JSON, each record; of any other the whole.
 
     JSON lines are read twice: nothing is given out before the last line was found to be good.
 
     Raises:
-        InputError: it cannot be read, is not UTF-8, or a line is not a record.
+        InputError: it cannot be read, is not UTF-8 or not JSON, or a line is not a record.
     """
     suffix = path.suffix.lower()
     if suffix in _RECORDS:
         for _ in _records(path):
             pass
         yield from _records(path)
+    elif suffix == _JSON:
+        yield from _json(path)
     else:
         text = _decode(path, _read(path))
         yield Document(name=path.name, text=text, markdown=suffix in _MARKDOWN, path=str(path))
+
+
+def _json(path: Path) -> list[Document]:
+    try:
+        value = json.loads(_decode(path, _read(path)).removeprefix("\ufeff"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({error})") from error
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        names: dict[str, int] = {}
+        return [_record(path, item, number, names) for number, item in enumerate(value, 1)]
+    text = outline(value)
+    if not text:
+        raise InputError(f"{path}: there is no text in it")
+    return [Document(name=path.name, text=text, path=str(path))]
 
 
 def _read(path: Path) -> bytes:
@@ -128,7 +146,7 @@ def _decode(path: Path, data: bytes, line: int | None = None) -> str:
 
 
 def _records(path: Path) -> Iterator[Document]:
-    lines: dict[str, int] = {}
+    names: dict[str, int] = {}
     for number, value in _lines(path):
         try:
             record = json.loads(value)
@@ -137,11 +155,7 @@ def _records(path: Path) -> Iterator[Document]:
                 f"{path}, line {number}: not JSON ({error}); each line must be one record, "
                 'such as {"id": "a1", "text": "..."}'
             ) from error
-        document = _record(path, number, record)
-        if document.name in lines:
-            raise InputError(f"{path}, line {number}: the id of line {lines[document.name]} again; ids must differ")
-        lines[document.name] = number
-        yield document
+        yield _record(path, record, number, names, line=number)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -156,24 +170,32 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _record(path: Path, number: int, record: Any) -> Document:
-    """A record as a document: its field ``text``, or else all its fields that are texts, as ``name: value``."""
+def _record(path: Path, record: Any, number: int, names: dict[str, int], *, line: int | None = None) -> Document:
+    """A record as a document: its field ``text``, or else all its fields that are texts, as ``name: value``.
+
+    Args:
+        path: its file.
+        record: the object.
+        number: of its line; of a list in JSON, which one it is.
+        names: numbers of those before it, by name; its own is added.
+        line: that it is on, where it has one.
+    """
+    where = f"{path}, {'item' if line is None else 'line'} {number}"
     if not isinstance(record, dict):
-        raise InputError(f'{path}, line {number}: a record must be an object, such as {{"text": "..."}}')
+        raise InputError(f'{where}: a record must be an object, such as {{"text": "..."}}')
     given, title, text = record.get("id"), record.get("title"), record.get("text")
     named = isinstance(given, (str, int)) and not isinstance(given, bool) and str(given).strip()
     if not isinstance(text, str) or not text.strip():
         fields = {name: value for name, value in record.items() if name != "id" and isinstance(value, str)}
         text = "\n".join(f"{name}: {value}" for name, value in fields.items() if value.strip())
     if not text:
-        raise InputError(f'{path}, line {number}: the record has no text; give it a field "text"')
+        raise InputError(f'{where}: the record has no text; give it a field "text"')
+    name = f"{path.name}#{given}" if named else f"{path.name}#{'' if line is None else 'L'}{number}"
+    if name in names:
+        raise InputError(f"{where}: the id of {where.split()[-2]} {names[name]} again; ids must differ")
+    names[name] = number
     return Document(
-        name=f"{path.name}#{given}" if named else f"{path.name}#L{number}",
-        text=text,
-        markdown=False,
-        title=title if isinstance(title, str) else "",
-        path=str(path),
-        line=number,
+        name=name, text=text, markdown=False, title=title if isinstance(title, str) else "", path=str(path), line=line
     )
 
 

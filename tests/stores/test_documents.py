@@ -6,6 +6,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from sqlalchemy import event
 from memstream.config import RecallConfig
 from memstream.errors import ConfigError, InputError
 from memstream.memory import Document, Memory, Scope, SqlStore
+from memstream.memory.outline import outline
 from memstream.stores.fulltext import words
 from tests.stores.conftest import MakeMemory
 from tests.stores.test_memory_forget import count, files_with
@@ -272,6 +274,11 @@ BAD = {
     "empty.jsonl": (b'{"id": 3, "text": " "}', "line 1: the record has no text"),
     "twice.jsonl": (b'{"id": 3, "text": "amber"}\n{"id": 3, "text": "basil"}', "line 2: the id of line 1 again"),
     "deep.jsonl": (b"[" * 100_000, "line 1: not JSON"),
+    "broken.json": (b'{"a": ', "not JSON"),
+    "deep.json": (b"[" * 100_000, "not JSON"),
+    "empty.json": (b'{"a": [], "b": {"c": null}}', "no text"),
+    "list.json": (b'[{"text": "amber"}, {"text": ""}]', "item 2: the record has no text"),
+    "same.json": (b'[{"id": 1, "text": "amber"}, {"id": 1, "text": "basil"}]', "item 2: the id of item 1 again"),
 }
 
 
@@ -287,6 +294,50 @@ def test_what_cannot_be_read_is_told_and_nothing_of_it_is_stored(
     assert BAD[name][1] in str(told.value)
     assert memory.documents(SHARED) == []
     assert memory.verify().counts["passages"] == 0
+
+
+def test_json_is_read_with_its_keys_as_headings(make_memory: MakeMemory, tmp_path: Path) -> None:
+    memory = make_memory()
+    policy = {"Returns": {"days": 30, "Steps": {"Kites": ["Ask for amber.", "# Take basil."], "Ropes": []}}}
+    (tmp_path / "policy.json").write_text(json.dumps(policy))
+    (tmp_path / "faq.json").write_text(
+        json.dumps([{"id": "a1", "text": "cedar"}, {"ask": "delta?", "answer": "ember"}])
+    )
+    memory.add_documents(SHARED, tmp_path)
+    memory.flush()
+    assert [document.name for document in memory.documents(SHARED)] == ["faq.json#a1", "faq.json#2", "policy.json"]
+    (item,) = [item for item in memory.search(USER, "amber") if "amber" in item.text]
+    assert item.text == "- Ask for amber.\n- # Take basil."
+    assert item.citation is not None
+    assert item.citation.heading == "Returns > Steps > Kites"
+    shown = outline(policy)
+    assert shown[item.citation.first : item.citation.last] == item.text
+    (item,) = [item for item in memory.search(USER, "days") if "days" in item.text]
+    assert item.text == "days: 30"
+    (item,) = [item for item in memory.search(USER, "ember") if "ember" in item.text]
+    assert (str(item.citation), item.text) == ("faq.json#2", "ask: delta?\nanswer: ember")
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(WORDS),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+    max_leaves=30,
+)
+
+
+def leaves(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for key, inner in value.items() if leaves(inner) for text in (key, *leaves(inner))]
+    if isinstance(value, list):
+        return [text for inner in value for text in leaves(inner)]
+    return [] if value is None else [value if isinstance(value, str) else json.dumps(value)]
+
+
+@given(values)
+def test_nothing_of_json_is_left_out(value: Any) -> None:
+    told = outline(value)
+    assert all(text in told for text in leaves(value))
+    assert bool(told) == bool(leaves(value)) or not leaves(value)
 
 
 def test_what_is_not_there_is_told(make_memory: MakeMemory, tmp_path: Path) -> None:
