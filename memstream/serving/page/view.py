@@ -167,7 +167,7 @@ class View:
         with parts.box("panel", "aside", aria_label="Cache and memory"):
             self._cache = Cache(served.agent.cache)
             with parts.section("Server", "the last three minutes"), parts.box("curves"):
-                self._curves = [_curve(name) for name in ("tokens a second", "cache", "processor")]
+                self._curves = [_curve(name) for name in ("tokens/s", "cache", "processor")]
             self._memories = Memories(forget=self._forget, remember=self._remember, search=self._search)
 
     def _change_look(self) -> None:
