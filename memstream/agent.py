@@ -447,11 +447,11 @@ class Agent:
             return Added(n_tokens=len(tokens), evicted=tuple(conversation.take_evicted()))
 
     def take_back(self, conversation: Conversation, turn: Turn) -> None:
-        """Marks a turn and all after it as superseded; what is left is prefilled again."""
+        """Marks a turn and all after it as superseded, and takes them out of the row."""
         with conversation.queue:
             handle = conversation.handle
             handle.supersede([later.id for later in handle.turns(first=turn.sequence)] or [turn.id])
-            conversation.drop()
+            conversation.take_back(turn.sequence)
 
     def recalled_for(self, conversation: Conversation, text: str) -> list[Recalled]:
         """What would be recalled for a text by itself, were nothing in the window."""

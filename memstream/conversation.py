@@ -172,6 +172,23 @@ class Conversation:
         if self.handle.n_forgotten() != self._n_forgotten:
             self.drop()
 
+    def take_back(self, first: int) -> None:
+        """Takes back the exchange that begins with a turn, and all after it: the row is what it was before, where they
+        are all in the window and something is before them; else it is dropped, and rebuilt without them.
+
+        Args:
+            first: the turn's sequence.
+        """
+        undone = [exchange.key for exchange in self.window if exchange.key >= first]
+        closed = [group.key for group in self.row.layout.closed] if self.row is not None else []
+        if self.row is None or undone[:1] != [first] or len(closed) == len(undone) or closed[-len(undone) :] != undone:
+            self.drop()
+            return
+        self.swapped.drop()
+        self.engine.take_back(self.row, len(undone))
+        for _ in undone:
+            self.window.pop()
+
     def drop(self) -> None:
         """Frees the row and forgets its state; the next load prefills from what is stored."""
         self.swapped.drop()

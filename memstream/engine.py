@@ -268,6 +268,12 @@ class Engine:
         for _ in range(n):
             row.window_ids.pop()
 
+    def take_back(self, row: Row, n_groups: int) -> None:
+        """Takes back the newest closed groups; the row has no ``logits`` until something is fed."""
+        for _ in range(row.layout.take_back(n_groups)):
+            row.window_ids.pop()
+        row.logits = None
+
     def score(self, row: Row, tokens: Sequence[int]) -> Tensor:
         """Feeds tokens and returns the log-probability that the stream gave each of them.
 

@@ -214,6 +214,13 @@ class Layout:
             self.end -= n
             self.open.n_tokens -= n
 
+    def take_back(self, n_groups: int) -> int:
+        """Takes back the newest closed groups, with no token of theirs among the sinks; returns how many tokens."""
+        assert self.open is None, "close the open group first"
+        n = sum(self.closed.pop().n_tokens for _ in range(n_groups))
+        self.end -= n
+        return n
+
     def memory_piece(self, done: int, n: int) -> Piece:
         """Tells where ``n`` tokens of recalled text go, after ``done`` of them, with only the sinks in front."""
         assert 0 < n <= self.memory_room - done

@@ -78,12 +78,48 @@ def test_what_is_taken_back_is_as_if_it_had_never_been_said(make: Any, tmp_path:
     apart = make(store=tmp_path / "other.db")
     with apart.session(user="anna", name="a") as lived:
         lived.chat("my cat is called Tom")
-        lived._conversation.drop()  # a random model's words do not survive being read again
         lived.chat("what is my cat called")
         torch.testing.assert_close(seen(lived), again)
     with sqlite3.connect(tmp_path / "store.db") as connection:
         kept = connection.execute("select count(*) from turns where superseded").fetchone()[0]
     assert kept == 2
+
+
+def test_a_turn_said_in_other_words_computes_no_other_turn_again(make: Any) -> None:
+    agent = make(recall=OFF)
+    with agent.session() as chat:
+        chat.chat("hello there")
+        first = chat.chat("go on")
+        for _ in range(3):
+            chat.take_back(chat.turns()[2])
+            again = chat.chat("go on")
+            assert (again.text, again.usage) == (first.text, first.usage)
+
+
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_what_is_taken_back_may_be_more_than_the_window_holds(make: Any, n: int) -> None:
+    agent = make(recall=OFF)
+    with agent.session() as chat:
+        for i in range(45):
+            chat.chat(f"turn {i}")
+        chat.take_back(chat.turns()[-2 * n])
+        chat.chat("what now")
+        window = [exchange.user for exchange in chat._conversation.window]
+        assert window[-2:] == [f"turn {44 - n}", "what now"]
+        layout = chat._conversation.resident.layout
+        assert [group.key for group in layout.closed] == [exchange.key for exchange in chat._conversation.window]
+        assert layout.window == len(chat._conversation.resident.window_ids) == sum(g.n_tokens for g in layout.closed)
+
+
+def test_an_answer_alone_can_be_taken_back(make: Any) -> None:
+    agent = make(recall=OFF)
+    with agent.session() as chat:
+        chat.chat("hello there")
+        chat.chat("go on")
+        chat.take_back(chat.turns()[3])
+        assert [turn.role for turn in chat.turns()] == ["user", "assistant", "user"]
+        chat.chat("and now")
+        assert [exchange.user for exchange in chat._conversation.window] == ["hello there", "go on", "and now"]
 
 
 def test_only_a_turn_of_the_conversation_can_be_taken_back(make: Any) -> None:

@@ -148,6 +148,29 @@ def test_a_failed_piece_is_taken_back() -> None:
     assert fresh.sinks == 0
 
 
+def test_groups_that_are_taken_back_leave_no_trace() -> None:
+    layout, twin = _layout((2, 0, 20, 4), "after_sinks"), _layout((2, 0, 20, 4), "after_sinks")
+    for one in (layout, twin):
+        one.append(2)
+    for key, n in enumerate((7, 6, 5, 9, 3)):
+        for one in (layout, twin):
+            one.open_group(key)
+            for _ in range(n):
+                if one.room() == 0:
+                    one.evict()
+                one.append(1)
+            one.close_group()
+        room, undone = layout.room(), 0
+        while layout.room() > 1:
+            layout.open_group(f"undone {undone}")
+            layout.append(2)
+            layout.close_group()
+            undone += 1
+        assert layout.take_back(undone) == 2 * undone
+        assert layout.room() == room
+        assert (layout.start, layout.end, layout.base, layout.closed) == (twin.start, twin.end, twin.base, twin.closed)
+
+
 def test_one_token_groups_are_the_papers_eviction() -> None:
     layout = _layout((4, 0, 8, 1), "after_sinks")
     layout.append(4)
