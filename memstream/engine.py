@@ -46,6 +46,7 @@ class Engine:
 
     Attributes:
         lock: held for one forward, of a piece or a token, at a time.
+        places: held while rows are given, copied or moved, none of which waits for a forward; taken before ``lock``.
         counts: what was done so far.
         rows: of the cache.
         rows_allowed: how many of them may be taken; fewer where memory is short.
@@ -68,7 +69,7 @@ class Engine:
         self._free = list(range(rows))
         self._taken: dict[int, Row] = {}  # by index
         self.lock = lock or threading.RLock()
-        self._storage = threading.Lock()  # a row's slots are copied, or all of them moved; taken before ``lock``
+        self.places = threading.RLock()
         self.counts = Counts()
         self.relieve: Callable[[], None] | None = None
 
@@ -115,7 +116,7 @@ class Engine:
             CapacityError: no row is free, or the system turn is too long to be pinned.
         """
         sinks = self.pinned(pinned_tokens)
-        with self.lock:
+        with self.places:
             if not self.has_free_row:
                 raise CapacityError("all rows are taken; another conversation has to leave first")
             config, index = self.config, self._free.pop(0)
@@ -131,7 +132,7 @@ class Engine:
 
     def leave(self, row: Row) -> None:
         """Frees the row for another conversation."""
-        with self.lock:
+        with self.places:
             del self._taken[row.index]
             self._free.append(row.index)
 
@@ -143,7 +144,7 @@ class Engine:
         Raises:
             Exception: there is no memory for it; every row that is taken is as it was.
         """
-        with self._storage, self.lock:
+        with self.places, self.lock:
             rows = max(rows, len(self._taken), 1)
             free = [index for index in range(rows) if index not in self._taken]
             for index in [index for index in self._taken if index >= rows]:
@@ -161,13 +162,13 @@ class Engine:
 
     def take(self, row: Row) -> snapshot.State:
         """Copies a row's whole state into host memory; ``put`` goes on with it bit for bit."""
-        with self._storage:
+        with self.places:
             tensors, plain = snapshot.take(self.cache, row)
         return {name: tensor.cpu() for name, tensor in tensors.items()}, plain
 
     def put(self, row: Row, state: snapshot.State) -> None:
         """Puts what ``take`` returned into a row that was just admitted, with as many pinned tokens."""
-        with self._storage:
+        with self.places:
             snapshot.put(self.cache, row, *state)
 
     def step(self, rows: Sequence[Row], tokens: Sequence[int]) -> None:
@@ -254,7 +255,7 @@ class Engine:
         row.layout.open_group(key)
         self.feed(row, tokens)
         row.layout.close_group()
-        with self._storage:
+        with self.places:
             self._beginning = Beginning(list(tokens), snapshot.take(self.cache, row))
 
     def retract(self, row: Row, n: int) -> None:

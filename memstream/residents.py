@@ -175,7 +175,7 @@ class Residents:
         engine = self._batch.engine
         while True:
             if engine.has_free_row:
-                with engine.lock:
+                with engine.places:
                     if engine.has_free_row:  # still
                         conversation.reserve()
                         return True

@@ -110,8 +110,9 @@ class _Note:
 
     def is_better_than(self, other: _Note) -> bool:
         """True where this tells what the other, which says the same, only asks, or is the model's repetition of."""
-        repeats = other.note.role == "assistant" and self.note.role != "assistant"
-        return not is_question(self.note.text) and (is_question(other.note.text) or repeats)
+        mine, others = self.note, other.note
+        source = mine.citation is not None or (mine.role != "assistant" and mine.time <= others.time)
+        return not is_question(mine.text) and (is_question(others.text) or (others.role == "assistant" and source))
 
 
 def _fit(note: Recalled, room: int, count_tokens: CountTokens) -> tuple[Recalled, int] | None:

@@ -136,6 +136,20 @@ def test_a_step_that_fails_fails_for_its_rows_and_for_no_other(monkeypatch: pyte
         assert list(rows[i].window_ids)[-20:] == list(range(5, 25))
 
 
+def test_rows_change_hands_while_a_forward_runs() -> None:
+    engine, (row, other) = engine_with(2, prompt=9)
+
+    def change() -> None:
+        state = engine.take(row)
+        engine.leave(row)
+        engine.put(engine.admit(), state)
+
+    with engine.lock:  # as a forward holds it
+        in_threads(change)
+    assert engine.n_taken == 2
+    engine.step([other], [5])
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_tuple_of_tokens_is_scored_as_a_list(n: int) -> None:
     engine, (row, other) = engine_with(2, prompt=9)

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from memstream.config import RecallConfig
 from memstream.errors import ConfigError
 from memstream.memory import Memory, Scope, SqlStore
+from memstream.memory.packing import pack
+from memstream.report import Recalled, Why
 from memstream.stores.fulltext import words
 from tests.stores.conftest import MakeMemory, Place
 from tests.stores.tiny import WORDS, TinyEmbedder, count_words, say, sentence
@@ -194,6 +196,21 @@ def test_the_statement_is_preferred_to_question_and_echo(make_memory: MakeMemory
         SCOPE, ["What is my dentist called?"], window_from=None, budget_tokens=99, count_tokens=count_words
     )
     assert [note.id for note in found.notes] == [f"turn:{asked}"]
+
+
+def test_who_said_it_first_is_preferred_to_the_model_that_repeats_it() -> None:
+    def note(i: int, role: str, minute: int) -> Recalled:
+        said = datetime(2026, 12, 1, 9, minute, tzinfo=UTC)
+        text = f"The dentist on Main Street {i} is called Varga."
+        return Recalled(id=f"turn:{i}", role=role, text=text, time=said, conversation="c", why=Why(score=3.0 - i))
+
+    def kept(*found: Recalled) -> list[str]:
+        notes = pack((), found, max_notes=1, budget_tokens=99, count_tokens=count_words)
+        return [note.id for note in notes]
+
+    assert kept(note(1, "assistant", 5), note(2, "user", 3)) == ["turn:2"]
+    assert kept(note(1, "assistant", 5), note(2, "user", 7)) == ["turn:1"], "here the user repeats"
+    assert kept(note(1, "user", 5), note(2, "assistant", 3)) == ["turn:1"]
 
 
 def test_recall_and_indexing_do_not_wait_for_each_other_for_ever(make_memory: MakeMemory, place: Place) -> None:
