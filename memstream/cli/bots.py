@@ -11,8 +11,10 @@ from datetime import UTC, datetime
 from itertools import count, groupby
 from pathlib import Path
 
-from memstream.bots import open_agent, read_settings
+from memstream.agent import Agent
+from memstream.bots import Talk, open_agent, read_settings
 from memstream.cli import guarded, run
+from memstream.errors import ConfigError
 
 Line = tuple[str, str, str | None]  # customer, what is said, what the answer has in it; None: the bot is silent
 
@@ -42,12 +44,17 @@ def run_bot(config: Path, days: Iterable[Iterable[Line]], *, check: Callable[[],
     return guarded(lambda: _play(config.resolve(), days, check) if options.script else _talk(config, options))
 
 
-def _talk(config: Path, options: argparse.Namespace) -> None:
+def _opened(config: Path, store: str | None) -> tuple[Agent, Talk]:
     values = read_settings(config)
-    if options.store is not None:
-        values["store"] = options.store
-    agent, talk = open_agent(values)
-    assert talk is not None
+    agent, talk = open_agent(values if store is None else {**values, "store": store})
+    if talk is None:
+        agent.close()
+        raise ConfigError(f"{config} names no bot; give it a table [bot] with a file")
+    return agent, talk
+
+
+def _talk(config: Path, options: argparse.Namespace) -> None:
+    agent, talk = _opened(config, options.store)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with agent, agent.session(user=options.customer, name=now) as chat, contextlib.suppress(EOFError):
         for text in options.said or iter(lambda: input(f"{options.customer}> "), ""):
@@ -62,8 +69,7 @@ def _play(config: Path, days: Iterable[Iterable[Line]], check: Callable[[], None
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         visits = count(1)
         for lines in days:
-            agent, talk = open_agent({**read_settings(config), "store": "bot.db"})
-            assert talk is not None
+            agent, talk = _opened(config, "bot.db")
             with agent:
                 for customer, visit in groupby(lines, key=lambda line: line[0]):
                     with agent.session(user=customer, name=f"visit {next(visits)}") as chat:
