@@ -57,7 +57,7 @@ def _listed(choice: Any) -> str:
     return ", ".join(repr(value) for value in get_args(choice))
 
 
-def _check(owner: object, field: str, low: float, high: float | None = None) -> None:
+def check_range(owner: object, field: str, low: float, high: float | None = None) -> None:
     """Raises ConfigError unless ``low <= owner.field <= high``."""
     value = getattr(owner, field)
     allowed = f"at least {low}" if high is None else f"from {low} to {high}"
@@ -67,7 +67,7 @@ def _check(owner: object, field: str, low: float, high: float | None = None) -> 
         raise ConfigError(f"{type(owner).__name__}.{field} is {value}; allowed is {allowed}")
 
 
-def _check_choice(owner: object, field: str, choice: Any) -> None:
+def check_choice(owner: object, field: str, choice: Any) -> None:
     """Raises ConfigError unless ``owner.field`` is one of a Literal's values."""
     value = getattr(owner, field)
     if value not in get_args(choice):
@@ -98,7 +98,7 @@ def limit_of(name: str, value: int | None) -> int | None:
     return value
 
 
-class _Settings:
+class Settings:
     """Reading from mappings, shared by every settings class; unknown keys are errors."""
 
     __slots__ = ()
@@ -118,7 +118,7 @@ class _Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig(_Settings):
+class CacheConfig(Settings):
     """Size and shape of the key/value cache: sink | memory | window.
 
     Attributes:
@@ -146,10 +146,10 @@ class CacheConfig(_Settings):
     kv_dtype: KvDtype = "auto"
 
     def __post_init__(self) -> None:
-        _check(self, "sink_tokens", 0)
-        _check(self, "memory_tokens", 0)
-        _check(self, "evict_tokens", 1)
-        _check(self, "chunk_tokens", 1)
+        check_range(self, "sink_tokens", 0)
+        check_range(self, "memory_tokens", 0)
+        check_range(self, "evict_tokens", 1)
+        check_range(self, "chunk_tokens", 1)
         fixed = self.sink_tokens + self.memory_tokens
         if self.window_tokens is None:
             total = self.cache_tokens if self.cache_tokens is not None else 2048
@@ -172,9 +172,9 @@ class CacheConfig(_Settings):
             )
         if self.max_pinned_tokens is None:
             object.__setattr__(self, "max_pinned_tokens", max(self.sink_tokens, self.total // 2))
-        _check(self, "max_pinned_tokens", self.sink_tokens)
-        _check_choice(self, "memory_position", MemoryPosition)
-        _check_choice(self, "kv_dtype", KvDtype)
+        check_range(self, "max_pinned_tokens", self.sink_tokens)
+        check_choice(self, "memory_position", MemoryPosition)
+        check_choice(self, "kv_dtype", KvDtype)
 
     @property
     def window(self) -> int:
@@ -219,7 +219,7 @@ class CacheConfig(_Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecallConfig(_Settings):
+class RecallConfig(Settings):
     """What is put back into the cache on each turn.
 
     Attributes:
@@ -239,15 +239,15 @@ class RecallConfig(_Settings):
     rerank_hits: int = 32
 
     def __post_init__(self) -> None:
-        _check(self, "rerank_hits", 1, 1000)
-        _check(self, "max_notes", 1, 64)
-        _check(self, "query_turns", 1, 16)
+        check_range(self, "rerank_hits", 1, 1000)
+        check_range(self, "max_notes", 1, 64)
+        check_range(self, "query_turns", 1, 16)
         if self.gate is not None:
-            _check(self, "gate", -1.0, 1.0)
+            check_range(self, "gate", -1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationConfig(_Settings):
+class GenerationConfig(Settings):
     """How a reply is decoded.
 
     Attributes:
@@ -274,14 +274,14 @@ class GenerationConfig(_Settings):
     speculative: int = 0
 
     def __post_init__(self) -> None:
-        _check(self, "max_new_tokens", 1)
-        _check(self, "temperature", 0.0, 100.0)
-        _check(self, "top_k", 0)
-        _check(self, "top_p", 1e-6, 1.0)
-        _check(self, "repetition_penalty", 0.01, 100.0)
+        check_range(self, "max_new_tokens", 1)
+        check_range(self, "temperature", 0.0, 100.0)
+        check_range(self, "top_k", 0)
+        check_range(self, "top_p", 1e-6, 1.0)
+        check_range(self, "repetition_penalty", 0.01, 100.0)
         if self.timeout_s is not None:
-            _check(self, "timeout_s", 0.0)
-        _check(self, "speculative", 0, 15)
+            check_range(self, "timeout_s", 0.0)
+        check_range(self, "speculative", 0, 15)
         if self.speculative and (self.temperature or self.repetition_penalty != 1.0):
             raise ConfigError(
                 f"GenerationConfig.speculative is {self.speculative}; it needs temperature 0 and repetition_penalty 1, "

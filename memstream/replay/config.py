@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from memstream.config import CacheConfig, _check, _check_choice, _Settings
+from memstream.config import CacheConfig, Settings, check_choice, check_range
 from memstream.errors import ConfigError
 
 LogFormat = Literal["auto", "raw", "json", "logfmt", "syslog", "bgl"]
@@ -22,7 +22,7 @@ class Threshold(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayConfig(_Settings):
+class ReplayConfig(Settings):
     """How a log is read, scored and judged.
 
     Attributes:
@@ -74,9 +74,9 @@ class ReplayConfig(_Settings):
     checkpoint_lines: int = 5000
 
     def __post_init__(self) -> None:
-        _check_choice(self, "format", LogFormat)
+        check_choice(self, "format", LogFormat)
         for field in ("burn_in_lines", "sinks", "max_alerts_per_hour"):
-            _check(self, field, 0)
+            check_range(self, field, 0)
         for field in (
             "incident_lines",
             "piece_lines",
@@ -86,10 +86,10 @@ class ReplayConfig(_Settings):
             "max_templates",
             "checkpoint_lines",
         ):
-            _check(self, field, 1)
-        _check(self, "idle_s", 0.05, 3600)
-        _check(self, "incident_s", 1)
-        _check(self, "max_line_bytes", 64)
+            check_range(self, field, 1)
+        check_range(self, "idle_s", 0.05, 3600)
+        check_range(self, "incident_s", 1)
+        check_range(self, "max_line_bytes", 64)
         try:
             codecs.lookup(self.encoding)
         except (LookupError, TypeError) as error:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memstream.config import _check, _Settings
+from memstream.config import Settings, check_range
 
 DEFAULTS: Mapping[str, Any] = {"model": "smollm2-135m", "rows": 8}  # of an agent that is served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(_Settings):
+class ServerConfig(Settings):
     """Limits of a server.
 
     Attributes:
@@ -36,11 +36,11 @@ class ServerConfig(_Settings):
     idle_s: float = 300.0
 
     def __post_init__(self) -> None:
-        _check(self, "max_waiting", 0, 10_000)
-        _check(self, "wait_s", 0.1, 3600.0)
-        _check(self, "grace_s", 0.0, 3600.0)
-        _check(self, "drain_s", 0.0, 3600.0)
-        _check(self, "max_body_bytes", 1024, 1 << 30)
-        _check(self, "max_reply_tokens", 1)
-        _check(self, "open_conversations", 1)
-        _check(self, "idle_s", 0.1)
+        check_range(self, "max_waiting", 0, 10_000)
+        check_range(self, "wait_s", 0.1, 3600.0)
+        check_range(self, "grace_s", 0.0, 3600.0)
+        check_range(self, "drain_s", 0.0, 3600.0)
+        check_range(self, "max_body_bytes", 1024, 1 << 30)
+        check_range(self, "max_reply_tokens", 1)
+        check_range(self, "open_conversations", 1)
+        check_range(self, "idle_s", 0.1)
