@@ -52,7 +52,7 @@ def test_a_call_is_run_and_the_model_goes_on_with_its_result(
     ]
     assert reply.usage.reply_tokens == len(CALL) + len("It was shipped on Monday.")
     assert reply.timings.tools_ms >= reply.tool_calls[0].latency_ms > 0
-    told = [record.getMessage() for record in caplog.records if record.name == "memstream.rounds"]
+    told = [record.getMessage() for record in caplog.records if record.name == "memstream.tools"]
     assert [re.sub(r"\d+ ms", "N ms", text) for text in told] == ["tool order_status: result in N ms"]
     assert "48213" not in " ".join(told), "what was said is told at DEBUG only"
 
