@@ -51,8 +51,9 @@ ALLOWED: dict[str, set[str]] = {
     # The front doors.
     "replay": BELOW_AGENT | AGENT,
     "demo": BELOW_AGENT | AGENT,
-    "serving": BELOW_AGENT | AGENT | {"replay"},
-    "cli": BELOW_AGENT | AGENT | {"replay", "demo", "serving"},
+    "bots": {"agent", "session"},
+    "serving": BELOW_AGENT | AGENT | {"bots", "replay"},
+    "cli": BELOW_AGENT | AGENT | {"bots", "replay", "demo", "serving"},
     "__init__": {"agent", "session", "tools", "replay"},
 }
 STANDARD_ONLY = (
